@@ -156,11 +156,15 @@ def of_earlier_runs(dump: DumpDirectory, step: int | None = None) -> list[str]:
     return [Sentence(template, dump.root, step, _some(names))] if (names := dump.earlier_ranks(step)) else []
 
 
+def all_of_earlier_runs(dump: DumpDirectory) -> list[str]:
+    """Sentences about the steps and about the ranks of every step that an earlier run has left in the directory."""
+    return [sentence for step in (None, *dump.steps) for sentence in of_earlier_runs(dump, step)]
+
+
 def warn_of_earlier_runs(dump: DumpDirectory) -> None:
     """For a reader whose answer has no place for it."""
-    for step in (None, *dump.steps):
-        for sentence in of_earlier_runs(dump, step):
-            _log.warning("%s", sentence)
+    for sentence in all_of_earlier_runs(dump):
+        _log.warning("%s", sentence)
 
 
 def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tuple[list[int], list[int]]:

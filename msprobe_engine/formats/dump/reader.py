@@ -21,7 +21,7 @@ from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
-from msprobe_engine.formats.dump.world import times_of
+from msprobe_engine.formats.dump.world import Times, times_of
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.notebook.step_dump import StepDump
@@ -88,6 +88,7 @@ class DumpDirectory:
         self._found: dict[int | None, dict[Rank, Path]] = {}
         self._repeated: dict[int | None, list[str]] = {}
         self._current: dict[int | None, dict[Rank, Path]] = {}
+        self._times: dict[Path, Times | None] = {}
         for step, ranks in found.items():
             places = self._found[step] = {}
             for name, path in sorted(ranks.items()):
@@ -108,7 +109,7 @@ class DumpDirectory:
         """Steps that had ended before the run of a step below them began: a run that goes on has written all above its first."""
         latest, old = 0.0, list[int]()
         for step in sorted(self._found, key=lambda step: step or 0) if len(self._found) > 1 else ():
-            times = [found for place in islice(self._found[step].values(), _MOST_ASKED) if (found := times_of(place)) is not None]
+            times = [found for place in islice(self._found[step].values(), _MOST_ASKED) if (found := self._times_of(place)) is not None]
             if times and max(found.ended for found in times) < latest:
                 old.append(step or 0)
             latest = max([latest, *(found.began for found in times)])
@@ -162,7 +163,7 @@ class DumpDirectory:
         """Ranks of a step without those of an earlier run. Processes without a group do not wait for one another: one that had ended the
         step before another one began, and went on after that, is of the same run."""
         places = self._found[step]
-        times = {rank: times_of(place) for rank, place in places.items()} if len(places) > 1 else {}
+        times = {rank: self._times_of(place) for rank, place in places.items()} if len(places) > 1 else {}
         last = max((found.began for found in times.values() if found is not None), default=0.0)
         return {
             rank: place
@@ -172,8 +173,14 @@ class DumpDirectory:
 
     def _went_on(self, rank: Rank, began: float, until: float) -> bool:
         """Had the process of a rank that began then ended a step after `until`?"""
-        asked = (times_of(ranks[rank]) for ranks in self._found.values() if rank in ranks)
+        asked = (self._times_of(ranks[rank]) for ranks in self._found.values() if rank in ranks)
         return any(found is not None and found.began == began and found.ended >= until for found in asked)
+
+    def _times_of(self, place: Path) -> Times | None:
+        """Of a process that was killed they stand in its whole log: each file is asked once."""
+        if place not in self._times:
+            self._times[place] = times_of(place)
+        return self._times[place]
 
     def path(self, step: int, rank: Rank | None = None) -> Path:
         """The rank directory. `rank` None: the only one.

@@ -18,7 +18,7 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.completeness import counts_of, of_earlier_runs
+from msprobe_engine.formats.dump.completeness import all_of_earlier_runs, counts_of
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.formats.dump.world import lost_parts
@@ -190,8 +190,7 @@ def look(root: Path) -> Overview:
             out.events += [runs] if runs not in out.events else []
     for place in out.dumps:
         with contextlib.suppress(DumpFormatError):  # its directories are empty, as the list says
-            dump = open_dump(root / place)
-            out.lost += [sentence for step in (None, *dump.steps) for sentence in of_earlier_runs(dump, step)]
+            out.lost += all_of_earlier_runs(open_dump(root / place))
     if not any((out.dumps, out.incidents, out.tables, out.events, out.monitors, out.others, out.runs, out.earlier)):
         raise NothingCapturedError(f"{root}: nothing that msprobe writes is here; give the output_dir of a run")
     return out
