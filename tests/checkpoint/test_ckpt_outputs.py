@@ -75,7 +75,7 @@ def limited(words: list[str], most: int, output: Path | None = None) -> subproce
     script = "import sys\nfrom msprobe_engine.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"
     with open(output or os.devnull, "w") as file:
         return subprocess.run(
-            [sys.executable, "-c", script, "ckpt", "diff", *words],
+            [sys.executable, "-B", "-c", script, "ckpt", "diff", *words],  # a module that is compiled would be kept, cut off
             stdout=file if output else subprocess.PIPE, stderr=subprocess.PIPE, text=True, check=False,
             preexec_fn=lambda: resource.setrlimit(resource.RLIMIT_FSIZE, (most, most)),
         )  # fmt: skip

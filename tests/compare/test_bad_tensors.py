@@ -6,6 +6,7 @@ import json
 import os
 import pickle
 import resource
+import sys
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
@@ -182,6 +183,8 @@ def test_a_disk_that_is_full(tmp_path: Path, mode: str, monkeypatch: pytest.Monk
     monkeypatch.setenv("TMPDIR", str(scratch))
     monkeypatch.setattr(tempfile, "tempdir", str(scratch))
     command = ["compare", "-tp", str(target), "-gp", str(golden), "-o", str(tmp_path / "out"), f"--{mode}", "--no_diagnose"]
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # a module that is compiled meanwhile would be kept, cut off
+    monkeypatch.setenv("PYTHONDONTWRITEBYTECODE", "1")
     before = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (20_000, before[1]))  # of this process and of those that it starts
     try:

@@ -4,6 +4,7 @@ that what was written before stays. Nobody is told to remove what the run has wr
 from __future__ import annotations
 
 import resource
+import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -31,12 +32,15 @@ FRAME = {f"layers.{i}.weight": [1.0, 2.0] for i in range(50)}
 
 @contextmanager
 def file_limit(most: int) -> Iterator[None]:
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    """Python would keep what it compiles of a module that is imported meanwhile, cut off, for all processes after this one."""
+    before, compiled = resource.getrlimit(resource.RLIMIT_FSIZE), sys.dont_write_bytecode
+    sys.dont_write_bytecode = True
     resource.setrlimit(resource.RLIMIT_FSIZE, (most, before[1]))
     try:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, before)
+        sys.dont_write_bytecode = compiled
 
 
 def error_of(make: Callable[[Path], Sink], root: Path) -> str:

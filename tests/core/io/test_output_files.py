@@ -63,7 +63,7 @@ except SinkError as error:
     assert "/f" in str(error), error
     print("refused", file.size)
 """
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=240, check=True)
+    done = subprocess.run([sys.executable, "-B", "-c", code], capture_output=True, text=True, timeout=240, check=True)
     assert done.stdout.split() == ["refused", "1000"]
     assert (tmp_path / "f").read_bytes() == b"x" * 1000
     assert resource.getrlimit(resource.RLIMIT_FSIZE)[0] != 1500  # this process is not limited
