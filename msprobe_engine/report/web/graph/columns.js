@@ -33,6 +33,17 @@ const Graph = {
   },
 };
 
+// The classes that colour a node, for every script of the page: its difference where two runs are compared, else whether it is finite.
+// `inside`: the worst of what it encloses counts too, of a closed module and of a box too small for what is in it.
+Graph.tone = (columns, i, inside = false) => {
+  const { FLAG } = Graph;
+  const flags = columns.flags[i];
+  if (flags & FLAG.NONFINITE_OUT || (inside && flags & FLAG.NONFINITE_BELOW)) return 'ubad';
+  if (Graph.store.sides.length < 2) return flags & (FLAG.NONFINITE_BELOW | FLAG.NONFINITE_IN) ? 'ubad hollow' : 'ufine';
+  const units = inside ? columns.below[i] : columns.units[i];
+  return flags & FLAG.UNMATCHED && Number.isNaN(units) ? 'unone lonely' : 'u' + Kit.scale(units).level;
+};
+
 // One side of one pair, as columns.
 Graph.Columns = class {
   constructor(bytes) {

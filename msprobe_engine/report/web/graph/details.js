@@ -116,7 +116,7 @@ Graph.details = (() => {
     }
     if (store.sides.length === 2 && side === 0 && !(flags & (FLAG.UNMATCHED | FLAG.NEEDLESS))) {
       const line = make("p", parent, null, "measure"), units = columns.units[node];
-      const figure = make("span", line, Graph.compare.units(units), "pill " + Graph.panel.tone(columns, node));
+      const figure = make("span", line, Graph.compare.units(units), "pill " + Graph.tone(columns, node));
       figure.title = Kit.scale(units).label;
       if (!Number.isNaN(columns.index[node])) {
         const of = { 0: "pass", 0.5: "warning", 1: "error" }[columns.index[node]];

@@ -8,23 +8,9 @@ Graph.Painter = class {
   }
 
   theme() {
-    const names = ['bg', 'card', 'sunk', 'line', 'strong', 'fg', 'soft', 'accent', 'on-accent', 'bad', 'bad-bg', 'ubad', 'ubad-ink', 'unone', 'unone-ink', 'font', 's4', 's2'];
+    const names = ['bg', 'card', 'sunk', 'line', 'strong', 'fg', 'soft', 'accent', 'on-accent', 'bad', 'bad-bg', 'ubad', 'unone', 'font', 's4', 's2'];
     this.colour = Object.fromEntries(names.map((name) => [name, Kit.colour(name)]));
     this.widths = new Map();
-    this.scales = new Map();
-  }
-
-  // Colours of a difference; asked for a few hundred times a frame.
-  _scale(units) {
-    const key = units > 4 && units < Infinity ? 2 ** Math.floor(Math.log2(units)) * 1.01 : units; // Kit.scale's steps are powers of two and 1e6
-    if (units > 5e5 && units < Infinity) return Kit.scale(units);
-    let found = this.scales.get(key);
-    if (!found) {
-      found = Kit.scale(key);
-      this.scales.set(key, found);
-      if (this.scales.size > 4000) this.scales.clear();
-    }
-    return found;
   }
 
   // view: {layout, scale, dx, dy, left, top, width, height} of the part; marks: what stands out.
@@ -51,18 +37,12 @@ Graph.Painter = class {
     pen.restore();
   }
 
-  // Of what is not shown, only the worst counts.
-  _worst(i) {
-    const { flags, below } = this.columns;
-    if (flags[i] & (Graph.FLAG.NONFINITE_OUT | Graph.FLAG.NONFINITE_BELOW)) return this.colour.ubad;
-    return this.marks.comparison ? this._scale(below[i]).colour : this.colour.unone;
-  }
-
-  _fill(i) {
-    const { flags, units, type } = this.columns;
-    if (flags[i] & Graph.FLAG.NONFINITE_OUT) return { colour: this.colour.ubad, ink: this.colour['ubad-ink'] };
-    if (!this.marks.comparison) return type[i] === Graph.API ? { colour: this.colour.sunk, ink: this.colour.fg } : { colour: this.colour.card, ink: this.colour.fg };
-    return this._scale(units[i]);
+  // Of what is not shown, only the worst counts. Boxes of a single run have a colour only where something is not finite.
+  fill(i, inside = false) {
+    const { colour, columns } = this;
+    const [tone, hollow] = Graph.tone(columns, i, inside).split(' ');
+    if (tone !== 'ufine' && hollow !== 'hollow') return { colour: Kit.colour(tone), ink: Kit.colour(`${tone}-ink`) };
+    return { colour: inside ? colour.unone : columns.type[i] === Graph.API ? colour.sunk : colour.card, ink: colour.fg };
   }
 
   _node(i, x, y) {
@@ -100,7 +80,7 @@ Graph.Painter = class {
         line++;
       }
       line--;
-      pen.fillStyle = this._worst(worst);
+      pen.fillStyle = this.fill(worst, true).colour;
       pen.fillRect(x + layout.x[worst] * scale, y + top * scale, Math.max(1, layout.w[worst] * scale), 1.5);
     }
   }
@@ -114,12 +94,12 @@ Graph.Painter = class {
     const { pen, columns, colour } = this;
     const unmatched = (columns.flags[i] & Graph.FLAG.UNMATCHED) !== 0;
     if (h < 5) {
-      pen.fillStyle = unmatched ? colour.strong : this._worst(i);
+      pen.fillStyle = unmatched ? colour.strong : this.fill(i, true).colour;
       pen.fillRect(x, y, Math.max(1, w), Math.max(1, h));
       return;
     }
     const leaf = columns.isLeaf(i);
-    const { colour: fill, ink } = opened || (!leaf && h < 10) ? { colour: this._worst(i), ink: colour.fg } : this._fill(i);
+    const { colour: fill, ink } = this.fill(i, opened || (!leaf && h < 10));
     this._round(x, y, w, h, Math.min(leaf ? h / 2 : 7 * scale, 13));
     pen.fillStyle = unmatched ? colour.card : fill;
     pen.fill();
@@ -137,7 +117,7 @@ Graph.Painter = class {
       left += Graph.SIZES.arrow * scale;
       room -= Graph.SIZES.arrow * scale;
       // What is inside may be worse than what comes out: a chip at the end of a closed module says so.
-      const worst = this._worst(i);
+      const worst = this.fill(i, true).colour;
       const chip = 9 * scale;
       if (worst !== fill) {
         pen.fillStyle = worst;
@@ -173,7 +153,7 @@ Graph.Painter = class {
       left += Graph.SIZES.arrow * scale;
     }
     if (i > 0 && this.marks.comparison) {
-      pen.fillStyle = this._fill(i).colour;
+      pen.fillStyle = this.fill(i).colour;
       this._round(left, y + head / 2 - 4.5 * scale, 9 * scale, 9 * scale, 2.5 * scale);
       pen.fill();
       pen.strokeStyle = colour.strong;

@@ -27,7 +27,6 @@ Graph.Minimap = class {
     ink.fillStyle = painter.colour.card;
     ink.fillRect(0, 0, MAP.w, MAP.h);
     painter.columns = layout.columns;
-    painter.marks = { comparison: store.sides.length === 2 };
     const loud = [];
     const paint = (i, x, y) => {
       const rows = layout.placed.get(i);
@@ -44,7 +43,7 @@ Graph.Minimap = class {
         }
         return;
       }
-      const colour = painter._worst(i);
+      const colour = painter.fill(i, true).colour;
       if (painter._badness(i) > 4) loud.push([colour, x, y, layout.w[i] * sx, h]);
       ink.fillStyle = colour;
       ink.fillRect(x, y, Math.max(1, layout.w[i] * sx), Math.max(0.8, h));

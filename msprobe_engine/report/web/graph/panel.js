@@ -53,18 +53,9 @@ Graph.panel = (() => {
     for (const node of named) label(node, node.dataset.label, ...(labelArguments.get(node) || []));
   });
 
-  // The class that colours a node: its difference where two runs are compared, else whether it is finite.
-  function tone(columns, node) {
-    const flags = columns.flags[node];
-    if (flags & FLAG.NONFINITE_OUT) return "ubad";
-    if (Graph.store.sides.length < 2) return flags & (FLAG.NONFINITE_BELOW | FLAG.NONFINITE_IN) ? "ubad hollow" : "ufine";
-    if (flags & FLAG.UNMATCHED) return "unone lonely";
-    return "u" + Kit.scale(columns.units[node]).level;
-  }
-
   // A coloured square for a node.
   function swatch(parent, columns, node) {
-    const found = make("i", parent, null, "swatch " + tone(columns, node));
+    const found = make("i", parent, null, "swatch " + Graph.tone(columns, node));
     found.setAttribute("aria-hidden", "true");
     return found;
   }
@@ -154,5 +145,5 @@ Graph.panel = (() => {
     return { set, get open() { return !content.hidden; } };
   }
 
-  return { button, icon, label, tone, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, ranks, firstSuspect, say, copy, popover };
+  return { button, icon, label, swatch, around, nodeLink, title, short, isBackward, isCollection, sort, ranks, firstSuspect, say, copy, popover };
 })();

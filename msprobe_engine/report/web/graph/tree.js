@@ -67,7 +67,7 @@ Graph.panels.push((store) => {
       node,
       cell,
       arrow: Kit.make('i', cell, null, 'tree-arrow'),
-      chip: Kit.make('i', cell, null, 'tree-chip'),
+      chip: Kit.make('i', cell),
       label: Kit.make('span', cell, null, 'tree-label'),
       second: Kit.make('span', cell, null, 'tree-second'),
       sign: Kit.make('span', cell, null, 'tree-sign'),
@@ -143,9 +143,7 @@ Graph.panels.push((store) => {
       const closed = !leaf && !open;
       const bad = flags & FLAG.NONFINITE_OUT || (closed && flags & FLAG.NONFINITE_BELOW);
       const units = closed ? columns.below[i] : columns.units[i];
-      const scale = Kit.scale(bad ? Infinity : comparison ? units : NaN);
-      parts.chip.style.background = scale.colour;
-      parts.chip.classList.toggle('unmatched', comparison && !!(flags & FLAG.UNMATCHED));
+      parts.chip.className = `swatch ${Graph.tone(columns, i, closed)}`;
       parts.value.textContent = !comparison ? (bad ? 'NaN/Inf' : '') : flags & FLAG.UNMATCHED && i ? Kit.t('tree.unmatched') : shownUnits(units, bad);
       parts.value.className = `tree-value${bad || units > 1024 ? ' loud' : units > 4 ? '' : ' quiet'}`;
       parts.sign.textContent = suspect ? '⚑' : '';
