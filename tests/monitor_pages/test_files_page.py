@@ -1,4 +1,4 @@
-"""docs/guide/monitor-files.md and docs/guide/report.md: what they show is written, and their examples read it."""
+"""docs/guide/monitor-files.md and docs/guide/trends.md: what they show is written, and their examples read it."""
 
 from __future__ import annotations
 
@@ -85,12 +85,12 @@ def test_files_and_columns() -> None:
 
 @pytest.mark.usefixtures("probe")
 def test_report() -> None:
-    """The commands of docs/guide/report.md write the pages that they name, and each part of the table has that name on the page."""
-    for words in commands(block("docs/guide/report.md", "bash", "# A run on one page")):
+    """The commands of docs/guide/trends.md write the page of a run, which has each part of the table under its name."""
+    for words in commands(block("docs/guide/trends.md", "bash", "## A run on one page")):
         assert main(words) == 0
     page = Path("runs/a/analysis/report-1/report.html").read_text()
     assert Path("page.html").is_file()
-    for line in (ROOT / "docs/guide/report.md").read_text().splitlines():
+    for line in (ROOT / "docs/guide/trends.md").read_text().splitlines():
         if line.startswith("| ") and not line.startswith(("| part", "| ---", "| Alerts at")):
             assert f'"{line.split("|")[1].strip()}"' in page
     assert "http://" not in page.replace("http://www.w3.org", "")

@@ -50,7 +50,7 @@ def _options(name: str) -> list[str]:
 
 
 def _names(options: list[str]) -> str:
-    return ", ".join(f"`{option.split('`')[1]}`" for option in options)
+    return ", ".join(f"`{option.split('`')[1].split()[0].rstrip(',')}`" for option in options)
 
 
 def page() -> str:

@@ -152,16 +152,6 @@ def test_own_function(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert not [n for n in load(0).entries if "mul" in n or "ones" in n]
 
 
-def test_read_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The plain reader goes through a dump with a NaN and names it."""
-    run("Dump only layer 3", tmp_path, monkeypatch, [torch.full((2, 4), float("nan"))] * 2)
-    text = PAGE.read_text(encoding="utf-8").partition("\n## Read it\n")[2]
-    (code,) = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    capsys.readouterr()
-    exec(compile(code, str(PAGE), "exec"), {})
-    assert "Module.layers.3.norm.LayerNorm.forward.0.input.0 8 (2, 4)" in capsys.readouterr().out
-
-
 def test_settings_without_a_change_to_the_program() -> None:
     """The section ``dump`` of the page, and the command that asks why a record is not there."""
     text = PAGE.read_text(encoding="utf-8").partition("\n## Without a change to the program\n")[2].partition("\n## ")[0]

@@ -83,17 +83,12 @@ def test_tensor_list(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(named(dump)) < len(dump.entries)
 
 
-def test_packed_and_read_back(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    """The files shown are there and the reading examples run on them."""
-    run(3, tmp_path, monkeypatch)
+def test_packed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The files shown are there, and are read back."""
+    dump = run(3, tmp_path, monkeypatch)
     for line in re.findall(r"^out/\S+$", blocks("text")[1], re.MULTILINE):
         assert Path(line).is_file(), line
-    capsys.readouterr()
-    for code in blocks("python")[1:]:
-        exec(compile(code, "save-tensors.md", "exec"), {})
-    out = capsys.readouterr().out
-    assert "Module.layers.0.Linear.forward.0 parameters.weight tensor(" in out
-    assert "pack-00000.safetensors" in out
+    assert dump.files.load("Module.layers.0.Linear.forward.0.parameters.weight.pt", TorchBackend()).shape == (4, 4)
 
 
 def test_what_does_not_fit_is_listed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

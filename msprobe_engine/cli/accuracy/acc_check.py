@@ -28,11 +28,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("dump", metavar="DUMP", nargs="?", help="the same as -api_info: dump.json, or the directory of a rank")
     add("-api_info", "--api_info_file", metavar="FILE", help="dump.json of one rank, level L1 or mix")
     add("-o", "--out_path", default="./", metavar="DIR", help="where the result files go (default: %(default)s)")
-    add("-save_error_data", action="store_true", help="save inputs and results of calls that do not pass (error_data_path of the config)")
+    add("-save_error_data", action="store_true", help="save inputs and results of calls that do not pass")
     add("-j", "--jit_compile", action="store_true", help="compile mode of an NPU")
     add("-d", "--device", nargs="+", default=["auto"], metavar="N", help="what is checked: numbers of accelerators, or cpu, cuda:1, ...")
-    add("-csv_path", "--result_csv_path", metavar="FILE", help="accuracy_checking_result_{time}.csv of an interrupted check: do the rest")
-    add("-f", "--filter_api", action="store_true", help="leave out calls that differ from an earlier one only in the numbers in tensors")
+    add("-csv_path", "--result_csv_path", metavar="FILE", help="result of an interrupted check: do the rest")
+    add("-f", "--filter_api", action="store_true", help="leave out calls that repeat an earlier one with other numbers")
     add("-config", "--config_path", metavar="FILE", help="config.json with a section run_ut, or config.yaml")
     add("-n", "--num_splits", type=int, default=0, metavar="N", help="processes, 1 to 64 (default: by cores and calls)")
     ours = parser.add_argument_group("what is checked against what")
@@ -44,7 +44,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=[],
         metavar="FILE",
-        help="Python files that register operators torch does not know, or have formulas; YAML files that say which formula is whose "
+        help="Python files with operators or formulas of your own; YAML files that say which formula is whose "
         "(operators: {NAME: {forward: FUNCTION}})",
     )
     ours.add_argument(
@@ -56,9 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="8.1.1",
         choices=("8.1.1", "26.2.0"),
-        help="precision, statuses and files of that version of the existing tool, nothing of ours (default: 8.1.1)",
+        help="precision, statuses and files of that version of the existing tool (default: 8.1.1)",
     )
-    how.add_argument("--no_condition", action="store_true", help="do not measure what operators make of round-off: faster, less exact")
+    how.add_argument("--no_condition", action="store_true", help="faster, less exact: what operators make of round-off is not measured")
     how.add_argument("--seed", type=int, default=1234, metavar="N", help="of drawn inputs and random state (default: %(default)s)")
     how.add_argument("--timeout", type=float, default=600.0, metavar="SECONDS", help="for one call (default: %(default)g)")
     parser.epilog = EPILOG

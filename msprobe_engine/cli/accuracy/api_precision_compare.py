@@ -20,7 +20,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the existing tool (8.1.1, 26.2.0), and --compat."""
     add = parser.add_argument
     add("-npu", "--npu_csv_path", required=True, metavar="FILE", help="details file of the pre-check on the device under test")
-    add("-gpu", "--gpu_csv_path", required=True, metavar="FILE", help="details file of the same calls on the device it is held against")
+    add("-gpu", "--gpu_csv_path", required=True, metavar="FILE", help="details file of the same calls on the trusted device")
     add("-o", "--out_path", default="./", metavar="DIR", help="where the two files go (default: the working directory)")
     add(
         "--compat",

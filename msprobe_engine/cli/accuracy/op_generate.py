@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("--step", type=int, metavar="N", help="of the dump, where it has several")
     add("--rank", type=int, metavar="R", help="of the dump, where it has several")
     add("--direction", choices=("forward", "backward", "both"), default="both", help="what is compared (default: both)")
-    add("--random", action="store_true", help="draw inputs from the recorded statistics, also where the dump has the tensors")
+    add("--random", action="store_true", help="draw inputs from the recorded statistics")
     add("--seed", type=int, default=0, metavar="N", help="of drawn inputs (default: 0)")
     add("--iterations", type=int, default=1, metavar="N", help="runs of the script, each with a seed of its own (default: 1)")
     parser.epilog = EPILOG

@@ -29,9 +29,9 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     paths = parser.add_argument_group("what is compared")
-    paths.add_argument("target", metavar="RUN", nargs="?", help="the same as -tp RUN -gp GOLDEN, as msprobe diagnose has it")
+    paths.add_argument("target", metavar="RUN", nargs="?", help="the same as -tp RUN -gp GOLDEN")
     paths.add_argument("golden", metavar="GOLDEN", nargs="?", help="the run that is right")
-    paths.add_argument("-tp", "--target_path", metavar="PATH", help="the run in question: its output directory, or (part of) its dump")
+    paths.add_argument("-tp", "--target_path", metavar="PATH", help="the run in question, or part of its dump")
     paths.add_argument("-gp", "--golden_path", metavar="PATH", help="a run that is right, of the same kind")
     paths.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path, bench_path, stack_path")
     paths.add_argument("--step", metavar="N,N-M", help="only these steps")
@@ -72,7 +72,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         metavar="DIR",
         nargs="+",
         default=[],
-        help="further dumps of the golden training, made with msprobe run --perturb ulp: our verdicts count in what these show",
+        help="further dumps of GOLDEN's training (msprobe run --perturb ulp): differences are counted in theirs",
     )
     measure.add_argument("--config", metavar="YAML", help="matrices that tensors are multiplied by before")
     measure.add_argument("--metrics", metavar="FILE", nargs="+", default=[], help="files with further metrics of tensors")

@@ -20,16 +20,13 @@ exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """One or two runs, and where the page goes."""
-    parser.add_argument(
-        "target", metavar="RUN", help="output directory, dump root, step, rank or dump.json; an incident directory; monitor output"
-    )
+    parser.add_argument("target", metavar="RUN", help="output directory, dump, step, rank, incident, or monitor output")
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
     parser.add_argument(
         "-o",
         "--output_path",
         metavar="DIR",
-        help="where diagnosis.html and diagnosis.json go (default: RUN/analysis/diagnose-N of the output directory of a run, "
-        "else ./msprobe_diagnosis)",
+        help="where diagnosis.html and diagnosis.json go (default: RUN/analysis/diagnose-N, else ./msprobe_diagnosis)",
     )
     parser.add_argument(
         "--calibration",
@@ -37,15 +34,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="+",
         default=(),
         metavar="DIR",
-        help="further dumps of GOLDEN's training, made with msprobe run --perturb ulp: differences are counted in what these show",
+        help="further dumps of GOLDEN's training (msprobe run --perturb ulp): differences are counted in theirs",
     )
-    parser.add_argument(
-        "--exact", action="store_true", help="round-off is a finding, too: the first number that is not the same to the last bit"
-    )
+    parser.add_argument("--exact", action="store_true", help="round-off is a finding, too")
     for flag, name, what in (("-cm", "cell", "modules"), ("-am", "api", "functions"), ("-lm", "layer", "layers"), ("-dm", "data", "rows")):
         option: dict[str, Any] = {} if name == "data" else {"nargs": "?", "const": True}
         parser.add_argument(flag, f"--{name}_mapping", metavar="YAML", help=f"names of {what}, as msprobe compare takes them", **option)
-    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786) reads the dumps")
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
     parser.epilog = EPILOG
 
 

@@ -19,15 +19,15 @@ exit codes: 0 nothing found, 1 found, 2 no data or wrong usage, 3 nothing found,
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The run, and the flags of the existing tool: -i, -o."""
-    parser.add_argument("run_path", metavar="RUN", nargs="?", help="output directory of a run, dump root, step, or incident directory")
+    parser.add_argument("run_path", metavar="RUN", nargs="?", help="output directory, dump, step, or incident")
     parser.add_argument("-i", "--input_path", metavar="DIR", help="the same, as the existing tool has it")
     parser.add_argument(
         "-o",
         "--output_path",
         metavar="DIR",
-        help="where anomaly_analyze_<time>.json goes (default: RUN/analysis/nan_analyze-N of the output directory of a run, else ./output)",
+        help="where anomaly_analyze_<time>.json goes (default: RUN/analysis/nan_analyze-N, else ./output)",
     )
-    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786) reads the dumps")
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
     parser.epilog = EPILOG
 
 

@@ -24,7 +24,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of ``msprobe show``."""
     parser.add_argument("path", type=Path, help="output directory of a run")
     parser.add_argument("--json", action="store_true", help="print JSON")
-    parser.add_argument("--why", metavar="NAME", help="say why a module or a call (a record's name, or a part of it) is not in the dump")
+    parser.add_argument("--why", metavar="NAME", help="say why a module or a call is not in the dump")
     parser.epilog = EPILOG
 
 

@@ -28,8 +28,8 @@ wrong usage; 3 nothing of that, but something is missing or could not be read, o
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """The runs, the page, and what of them is wanted."""
-    parser.add_argument("run_path", metavar="RUN", help="output directory of a run, what is in it, a dump, or a trend data base")
-    parser.add_argument("other_path", metavar="GOLDEN", nargs="?", help="the golden run, or any other one that RUN is compared with")
+    parser.add_argument("run_path", metavar="RUN", help="monitored run, dump, or trend data base")
+    parser.add_argument("other_path", metavar="GOLDEN", nargs="?", help="the run that RUN is compared with")
     parser.add_argument(
         "-o", "--output", default="", metavar="PATH", help="the page, or a directory for it (default: RUN/analysis/trends-N)"
     )
@@ -40,12 +40,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--target", action="append", default=[], metavar="TEXT", help="only tensors with this in their name; repeatable")
     parser.add_argument("--rank", metavar="RANGE", help="only these ranks: 0,2 or 0-7")
     parser.add_argument("--step", metavar="RANGE", help="only these steps: 10,12 or 100-200")
-    parser.add_argument("--since", metavar="STAMP", help="of a monitor only directories from this time stamp on (MonDD_HH-MM-SS)")
-    parser.add_argument("--until", metavar="STAMP", help="of a monitor only directories up to this time stamp")
+    parser.add_argument("--since", metavar="STAMP", help="only directories from this time stamp on (MonDD_HH-MM-SS)")
+    parser.add_argument("--until", metavar="STAMP", help="only directories up to this time stamp")
     parser.add_argument("--shift", type=int, default=0, metavar="N", help="add N to the steps of GOLDEN")
     parser.add_argument("--micro_steps", action="store_true", help="micro batches as rows of their own (default: their extremes)")
-    parser.add_argument("--size", type=float, default=48.0, metavar="MB", help="numbers that the page may hold, 4 bytes each (default: 48)")
-    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786) reads the dumps")
+    parser.add_argument("--size", type=float, default=48.0, metavar="MB", help="numbers that the page may hold (default: 48)")
+    parser.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
     parser.add_argument("--open", action="store_true", help="open the page in a browser")
     parser.epilog = EPILOG
 

@@ -23,16 +23,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "a",
         metavar="RUN",
         type=Path,
-        help="checkpoint: a file, a directory, the directory of a run, or a manifest of digests; A in the report",
+        help="checkpoint, directory of a run, or manifest of digests; A in the report",
     )
-    parser.add_argument("b", metavar="GOLDEN", type=Path, help="one that is right, of any format and layout; B in the report")
+    parser.add_argument("b", metavar="GOLDEN", type=Path, help="one that is right; B in the report")
     parser.add_argument("-o", "--output_path", type=Path, metavar="DIR", help="write ckpt_diff.json, .csv and .html there")
     parser.add_argument(
         "--json",
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write the report as JSON; without FILE to the standard output, in place of the text",
+        help="write JSON; without FILE to the standard output",
     )
     parser.add_argument("--csv", metavar="FILE", type=Path, help="write a line per tensor")
     parser.add_argument("--html", metavar="FILE", type=Path, help="write one page")
@@ -50,12 +50,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--trust", nargs="+", action="extend", default=[], metavar="CLASS", help="take this class of a pickle as data; it is not executed"
     )
-    parser.add_argument("--quick", action="store_true", help="do not read tensors whose CRC-32 is stored on both sides and the same")
+    parser.add_argument("--quick", action="store_true", help="do not read tensors that have the same CRC-32 on both sides")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that read and compare (default: by the number of cores)")
     parser.add_argument("--memory_mb", "--memory-mb", type=int, default=2048, metavar="MIB", help="most memory (default: %(default)s)")
-    parser.add_argument(
-        "--no-resume", "--no_resume", dest="resume", action="store_false", help="with -o: do not go on with a run that was not finished"
-    )
+    parser.add_argument("--no-resume", "--no_resume", dest="resume", action="store_false", help="with -o: start anew")
     parser.epilog = EPILOG
 
 

@@ -16,7 +16,7 @@ exit codes: 0 done, 2 damaged, refused or wrong usage"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A checkpoint, and where its manifest goes."""
-    parser.add_argument("path", metavar="PATH", type=Path, help="checkpoint: a file, a directory, or the directory of a run")
+    parser.add_argument("path", metavar="PATH", type=Path, help="checkpoint, or directory of a run")
     parser.add_argument("-o", "--output_path", type=Path, required=True, metavar="FILE", help="the manifest (JSON)")
     parser.add_argument("--trust", nargs="+", action="extend", default=[], metavar="CLASS", help="as msprobe ckpt diff has it")
     parser.add_argument("--workers", type=int, metavar="N", help="threads that read (default: by the number of cores)")

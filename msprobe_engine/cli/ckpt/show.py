@@ -16,7 +16,7 @@ exit codes: 0 done, 2 no such checkpoint, damaged or refused"""
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """A checkpoint, and how much of it is shown."""
-    parser.add_argument("path", metavar="PATH", type=Path, help="checkpoint: a file, a directory, or the directory of a run")
+    parser.add_argument("path", metavar="PATH", type=Path, help="checkpoint, or directory of a run")
     parser.add_argument("--tensors", action="store_true", help="list every tensor")
     parser.add_argument("--values", action="store_true", help="list every plain value")
     parser.add_argument("--json", action="store_true", help="print all as JSON")

@@ -20,7 +20,7 @@ exit codes: 0 done, 1 some files could not be read (or a command of the interact
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of the existing tool 26.2.0."""
     add = parser.add_argument
-    add("-d", "--dump_path", metavar="PATH", help="a file, or a directory that is searched through; without it: the interactive tool")
+    add("-d", "--dump_path", metavar="PATH", help="a file or a directory; without it: the interactive tool")
     add("-t", "--type", dest="parse_type", choices=("npy", "pt"), default="pt", help="what to write (default: pt, which needs torch)")
     add("-o", "--output_path", nargs="?", const="./output", default="./output", metavar="DIR", help="where to (default: ./output)")
     add("--msaccucmp", metavar="FILE", help="msaccucmp.py of CANN, for kernel dumps (default: that of the installed CANN)")

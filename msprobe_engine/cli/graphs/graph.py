@@ -20,9 +20,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of 8.1.1, then our own."""
-    parser.add_argument(
-        "target", metavar="RUN", nargs="?", help="output directory of a run, root of a dump, a step, a rank, or a dump.json"
-    )
+    parser.add_argument("target", metavar="RUN", nargs="?", help="output directory, dump, step, rank, or dump.json")
     parser.add_argument("golden", metavar="GOLDEN", nargs="?", help="a run that is right, of the same kind")
     parser.add_argument("-i", "--input_path", metavar="JSON", help="as 8.1.1: a json with npu_path and, to compare, bench_path")
     parser.add_argument(

@@ -18,7 +18,7 @@ examples:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of 26.2.0, then our own."""
-    parser.add_argument("-tp", "--target_path", metavar="PATH", required=True, help="output directory of a run, or (part of) its dump")
+    parser.add_argument("-tp", "--target_path", metavar="PATH", required=True, help="the run in question, or part of its dump")
     parser.add_argument("-gp", "--golden_path", metavar="PATH", help="a run that is right, of the same kind")
     parser.add_argument("-o", "--output_path", nargs="?", const="./output", default="./output", metavar="DIR", help="default: %(default)s")
     parser.add_argument("-fm", "--fuzzy_match", action="store_true", help="match calls of functions without their numbers")

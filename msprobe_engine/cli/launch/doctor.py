@@ -45,7 +45,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const=Path("-"),
         metavar="FILE",
-        help="write everything as JSON; without FILE to the standard output",
+        help="write JSON; without FILE to the standard output",
     )
     parser.add_argument("--brief", action="store_true", help="only say what is here: run no check")
     parser.add_argument("--markdown", type=Path, metavar="FILE", help="write a table for docs/evidence/hardware.md")

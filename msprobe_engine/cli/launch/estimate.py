@@ -24,31 +24,31 @@ exit codes: 0 fits, 1 does not fit, 2 wrong usage, settings or input"""
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of ``msprobe estimate``."""
     add = parser.add_argument
-    add("path", type=Path, help="dump of at least one step: output directory of its run, root, step, rank or frame log; or a monitored run")
-    add("-c", "--config", type=Path, metavar="FILE", help="settings of the dump to come: config.json or probe.yaml; flags override it")
+    add("path", type=Path, help="dump of at least one step, or a monitored run")
+    add("-c", "--config", type=Path, metavar="FILE", help="settings of the dump to come; flags override it")
     add(
         "--steps",
         type=int,
         metavar="N",
-        help="how many steps will be dumped (default: those the settings list, else 1), or monitored (100,000)",
+        help="steps that will be dumped (default: those of the settings, else 1) or monitored (100,000)",
     )
-    add("--ranks", type=int, metavar="N", help="how many ranks will dump (default: those the settings list, else those of the dump)")
+    add("--ranks", type=int, metavar="N", help="ranks that will dump (default: those of the settings, else of the dump)")
     add("--task", metavar="TASK", help="statistics, tensor or structure")
     add("--level", metavar="LEVEL", help="L0, L1 or mix (default without --config: that of the dump)")
     add("--summary-mode", metavar="MODE", help="statistics, md5, xor or digest")
     add("--tensor-format", metavar="FORMAT", help="files or packed")
-    add("--list", nargs="+", metavar="NAME", help="only records whose name contains one of these; patterns as in the settings")
+    add("--list", nargs="+", metavar="NAME", help="only these records, written as in the settings")
     add("--data-mode", nargs="+", metavar="MODE", help="all, or some of input, output, forward, backward")
-    add("--max-disk-gb", type=float, metavar="GB", help="limit of tensor files, or of a monitor's files, per rank")
+    add("--max-disk-gb", type=float, metavar="GB", help="limit of files per rank")
     add(
         "--dump-path",
         type=Path,
         metavar="DIR",
-        help="where the dump will be written; its disk is looked at (default: that of the settings)",
+        help="where the dump will be written (default: that of the settings)",
     )
     add("--from-step", type=int, metavar="N", help="step of the dump to go by (default: the first finished one)")
-    add("--measure-disk", action="store_true", help="write up to 64 MiB to the disk for its speed, and remove them (3 s at most)")
-    add("--disk-speed", type=float, metavar="MB/S", help="speed of the disk in 10**6 bytes per second (default: 500 is assumed)")
+    add("--measure-disk", action="store_true", help="measure the disk with up to 64 MiB (3 s at most)")
+    add("--disk-speed", type=float, metavar="MB/S", help="speed of the disk in 10**6 bytes per second (default: 500)")
     add("--json", action="store_true", help="print JSON: bytes, seconds, ranges as [low, high]")
     parser.epilog = EPILOG
 

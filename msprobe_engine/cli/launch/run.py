@@ -48,19 +48,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
         "--preset",
         choices=("watch", "nan", "dump"),
-        help="settings in place of a file: watch (default), nan, dump; each launch writes in a directory of its own below msprobe_output, "
-        "unless --output-dir names one (see msprobe init)",
+        help="settings in place of a file: watch (default), nan, dump",
     )
     parser.add_argument(
         "--set", action="append", default=[], metavar="KEY=VALUE", help="change one key of the file; the value is YAML; may be repeated"
     )
-    parser.add_argument("--output-dir", metavar="DIR", help="write here, whatever the file says; relative to where this command is typed")
+    parser.add_argument("--output-dir", metavar="DIR", help="write here, relative to where this command is typed")
     parser.add_argument(
         "--perturb",
         choices=("ulp", "bf16"),
-        help="calibration run: before the first step, move the weights by a rounding unit or round them to bfloat16; changes the training",
+        help="calibration run: move the weights by a rounding unit, or round them, before the first step; changes the training",
     )
-    parser.add_argument("--dry-run", action="store_true", help="check the settings, print what would be started and its environment")
+    parser.add_argument("--dry-run", action="store_true", help="print what would be started and its environment")
     parser.add_argument("command", nargs=argparse.REMAINDER, metavar="COMMAND", help="the launch line, after --")
 
 

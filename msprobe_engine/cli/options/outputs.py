@@ -13,7 +13,7 @@ from msprobe_engine.core.log import one_line
 
 RESULTS = "analysis"
 """Directory of a run for what commands write about it."""
-RESULTS_OF_RUN = "RUN/analysis/{0}-N of the output directory of a run"
+RESULTS_OF_RUN = "RUN/analysis/{0}-N"
 """For the help of commands."""
 _MOST_RESULTS = 100_000
 _OF_RUN = ("dump", "monitor", "incidents", "config_check_pack.zip", "run.json")

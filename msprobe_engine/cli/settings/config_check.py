@@ -56,13 +56,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "-vv", "--verl-verify", "--verl_verify", nargs="+", metavar="FILE", help="[YAML] LOG: settings of a log of verl against wanted ones"
     )
     do.add_argument("-sc", "--slime-compare", "--slime_compare", nargs=2, metavar=("LOG", "BENCH"), help="arguments in two logs of slime")
-    do.add_argument("--script-args", metavar="WORDS", help="what the scripts of -d are called with, as one text: '4 8'")
-    do.add_argument(
-        "--env", nargs="+", default=[], metavar="NAME", help="collect the values of these variables too; patterns like 'MY_*' are allowed"
-    )
-    do.add_argument(
-        "--key-file", metavar="FILE", help="a key: values that are not collected are compared by digests (or MSPROBE_KEY[_FILE])"
-    )
+    do.add_argument("--script-args", metavar="WORDS", help="arguments of the scripts of -d, as one text: '4 8'")
+    do.add_argument("--env", nargs="+", default=[], metavar="NAME", help="collect the values of these variables, too; patterns like 'MY_*'")
+    do.add_argument("--key-file", metavar="FILE", help="key for digests of values that are not collected")
     out = parser.add_argument_group("what comes out")
     out.add_argument(
         "-o", "--output", metavar="PATH", help=f"pack (default {PACK}), directory ({RESULT}), or JSON of checkpoints ({CHECKPOINT})"
@@ -72,7 +68,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         nargs="?",
         const="-",
         metavar="FILE",
-        help="write the result as JSON; without FILE to the standard output, in place of the text",
+        help="write JSON; without FILE to the standard output",
     )
     out.add_argument("--html", metavar="FILE", help="write the result as a page")
     out.add_argument("--top", type=int, default=20, metavar="N", help="list N differences of each severity (default: %(default)s)")

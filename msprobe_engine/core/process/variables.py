@@ -13,20 +13,20 @@ from msprobe_engine.core.process.launch import environment_rank
 PREFIX = "MSPROBE_"
 LAUNCH_LINE = "MSPROBE_LAUNCH_LINE"
 VARIABLES = {
-    "MSPROBE_CONFIG": "the settings file, where none is named in the code or on the command line",
-    "MSPROBE_SET": "`key=value`, one per line: changes to that file, as `--set` of `msprobe run` makes them",
-    "MSPROBE_AUTOLOAD": "`0`: no probe is loaded by a launch line, whatever else is set",
-    "MSPROBE_CHILDREN": "`1`: processes that a training starts, and that train something themselves, get a probe too",
-    "MSPROBE_OWNER": "set by a probe, for the processes that its own starts; not to be set by hand",
-    "MSPROBE_LAUNCH": "set by `msprobe run`, for the processes that its launch line starts; not to be set by hand",
-    LAUNCH_LINE: "set by `msprobe run`: what stands behind `--`, without secrets, for the commands that it proposes later",
+    "MSPROBE_CONFIG": "the settings file, where nothing else names one",
+    "MSPROBE_SET": "`key=value`, one per line: changes to that file (`--set` of `msprobe run`)",
+    "MSPROBE_AUTOLOAD": "`0`: a launch line loads no probe",
+    "MSPROBE_CHILDREN": "`1`: a training that a training starts gets a probe, too",
+    "MSPROBE_OWNER": "set by a probe; not to be set by hand",
+    "MSPROBE_LAUNCH": "set by `msprobe run`; not to be set by hand",
+    LAUNCH_LINE: "set by `msprobe run`: the launch line, without secrets; not to be set by hand",
     "MSPROBE_LOG_LEVEL": "0 debug, 1 info, 2 warning, 3 error, 4 nothing; wins over `log_level`",
     "MONITOR_OUTPUT_DIR": "where CSV files go if `sinks.csv.path` is empty; with a `monitor_config.json` all (else `./monitor_output`)",
     "DYNAMIC_MONITOR": "`True`: a `monitor_config.json` is followed while the training runs (`monitor.hot` of `probe.yaml`)",
     "MSPROBE_REDACT": "`tokens`: as [`redact`](#the-root), also for what has no settings (`ConfigChecker`, `SingleSave`)",
     "MSPROBE_KEY": "key, 16 to 4096 bytes, of digests of what is redacted, and of configuration values that are not collected",
     "MSPROBE_KEY_FILE": "a file that holds that key",
-    "MSPROBE_TLS_PASSPHRASE": "passphrase of the keys of hosts ([online pre-check](../guide/online-transport.md))",
+    "MSPROBE_TLS_PASSPHRASE": "passphrase of the keys of hosts ([online pre-check](../guide/online-accuracy.md))",
     "MSPROBE_CA_PASSPHRASE": "passphrase of the key of the certificate authority (`msprobe certs`)",
 }
 """Name to meaning (Markdown), in the order of the page."""

@@ -17,8 +17,9 @@ _INTRODUCTION = """\
 # Settings
 
 One tree, written as YAML or JSON, usually in `probe.yaml`. `msprobe settings check FILE` prints what a file resolves to, or all its
-mistakes at once; `msprobe init` writes a file with comments; `msprobe settings schema` prints the JSON Schema for editors. Unknown keys
-are errors. This page is made from the code: `python -m msprobe_engine.core.settings.document > docs/reference/settings.md`.
+mistakes; `msprobe init` writes a file with comments. For completion in an editor save `msprobe settings schema` as `probe.schema.json` and
+begin the file with `# yaml-language-server: $schema=probe.schema.json`. Unknown keys are errors. This page is made from the code:
+`python -m msprobe_engine.core.settings.document > docs/reference/settings.md`.
 
 ```yaml
 output_dir: out
@@ -34,8 +35,8 @@ In short: `monitor: true`, `dump: false`, `sinks: {tensorboard: true}`, `rules: 
 list of steps or ranks `"3-6"` means 3, 4, 5 and 6, and `[]` all. Relative directories are relative to the working directory of the run.
 
 Ranks may be chosen by what they are: `rank: one_replica`, `rank: first_of_node`, `rank: {sample: 16}` (so many, evenly spread), or
-coordinates, `rank: {dp: 0, pp: [0, 3]}` with the axes `tp`, `cp`, `ep`, `dp`, `pp`. How ranks are laid out is taken from the options of
-Megatron in the training's command line; elsewhere say it, `{dp: 0, sizes: {tp: 8, pp: 4}}` (`sizes: {}`: data parallelism alone).
+coordinates, `rank: {dp: 0, pp: [0, 3]}` with the axes `tp`, `cp`, `ep`, `dp`, `pp`. Megatron's command line says how ranks are laid out;
+elsewhere say it: `{dp: 0, sizes: {tp: 8, pp: 4}}` (`sizes: {}`: data parallelism alone).
 
 The existing `config.json` and `monitor_config.json` are accepted as they are. In `config.json` the keys of [`dump`](#dump) stand at the
 top, but for `scope`, `list`, `tensor_list`, `data_mode`, `summary_mode`, `slice`, `request_id`, `bench_path`, `diff_nums`,
@@ -53,7 +54,7 @@ What costs how much (step time over no probe, one CPU core; [benchmarks](../evid
 | --- | --- |
 | `monitor.gradients`, with unreduced ones | 1.01 of a step of 365 ms |
 | + `monitor.parameters`, `optimizer_states` | 1.05 |
-| everything the monitor has, every step | 1.15; a step that is not due (`interval`): nothing that can be measured |
+| everything the monitor has, every step | 1.15; a step that is not due (`interval`): nothing |
 | `dump.level: L0`, `L1`, `mix` in a dumped step | 1.43, 1.57, 1.83 (many small calls); 1.03, 1.09, 1.06 (large ones) |
 | `dump.summary_mode: digest` or `md5` | within 10 % of `statistics` |
 | `dump.task: tensor` | 2.4 to 4.1 (70 to 110 MB a step); `tensor_format: packed` 1.8 to 2.8 |

@@ -37,10 +37,10 @@ REDACTABLE = ("tokens",)
 class SliceSettings:
     """A cut along one dimension, made before statistics are taken and tensors are saved."""
 
-    dim: int = _rule(0, "dimension that is cut; tensors that do not have it stay whole", minimum=0)
+    dim: int = _rule(0, "dimension that is cut; tensors without it stay whole", minimum=0)
     size: int | None = _rule(None, "only tensors of this length along the dimension; absent: all", minimum=0)
     begin: int = _rule(0, "first index, negative counts from the end")
-    end: int | None = _rule(None, "index behind the last one, negative counts from the end; absent: to the end")
+    end: int | None = _rule(None, "index behind the last one; absent: to the end")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -56,7 +56,7 @@ class LoadSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class FreeBenchmarkSettings:
-    """Task free_benchmark: every call of an API runs again on changed inputs and is held against itself."""
+    """Task free_benchmark: every call of an API runs again on changed inputs."""
 
     fuzz_device: str = _rule("npu", "cpu with to_cpu, else npu: the device of the training", choices=("npu", "cpu"))
     pert_mode: str = _rule(
@@ -79,20 +79,16 @@ class OnlineSettings:
     nfs_path: str = _rule("", "a directory that both hosts have; given, host, port and tls_path are not looked at")
     host: str = _rule("", "of the benchmark host: name or address")
     port: int = _rule(-1, "where it listens", minimum=-1, maximum=65535)
-    tls_path: str | None = _rule(
-        None, "directory with client.key, client.crt, ca.crt, crl.pem; absent: './', on loopback no TLS; empty: no TLS, see plain_tcp"
-    )
+    tls_path: str | None = _rule(None, "directory of the certificates; absent: './', on loopback no TLS; empty: no TLS, see plain_tcp")
     tls_check_host: bool = _rule(True, "the certificate of the benchmark host must name it as host does")
-    plain_tcp: bool = _rule(False, "another host without TLS is meant: whoever is in the network can read and change what is sent")
+    plain_tcp: bool = _rule(False, "another host without TLS: whoever is in the network can read and change what is sent")
     recompute: bool = _rule(False, "the training recomputes activations: gradients are not sent")
     policy: str = _rule(
         "block",
-        "when the benchmark is slower: block, the training waits; drop, what does not fit is counted and not checked",
+        "when the benchmark is slower: block, the training waits; drop, calls are left out and counted",
         choices=("block", "drop"),
     )
-    longest_wait: float = _rule(
-        60.0, "policy block: seconds without any progress after which calls are dropped, until there is some", minimum=0
-    )
+    longest_wait: float = _rule(60.0, "policy block: seconds without progress after which calls are dropped", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -104,8 +100,8 @@ class DumpSettings:
     level: str = _rule("L1", "L0 modules, L1 APIs, mix both, L2 kernels (NPU; MindSpore: of graphs), debug only save()", choices=LEVELS)
     rank: tuple[int, ...] = _ranks("ranks to dump, [] is all; ranges like '4-6'")
     step: tuple[int, ...] = _rule((), "steps to dump, [] is all; ranges like '10-19'", ranges=True, minimum=0, maximum=1_000_000)
-    async_dump: bool = _rule(False, "accepted for compatibility; writing never blocks the training here")
-    dump_enable: bool | None = _rule(None, "hot switch: true or false, re-read from the file while the training runs; absent: static")
+    async_dump: bool = _rule(False, "accepted, no effect")
+    dump_enable: bool | None = _rule(None, "true or false: the file is followed while the training runs; absent: it is not")
     extra_info: bool = _rule(True, "write stack.json and construct.json")
     risk_level: str = _rule("ALL", "which APIs are recorded when neither scope nor list is set", choices=("CORE", "FOCUS", "ALL"))
     scope: tuple[str, ...] = _rule((), "range of record names, [first, last]")
@@ -120,24 +116,22 @@ class DumpSettings:
         choices=("statistics", "md5", "xor", "digest"),
     )
     slice: tuple[SliceSettings, ...] = _rule((), "cuts of tensors before statistics and saving", items=SliceSettings)
-    request_id: str | None = _rule(None, "inference serving: dump only steps in which this request is scheduled, and only its part")
+    request_id: str | None = _rule(None, "inference serving: dump only this request")
     tensor_format: str = _rule(
         "files", "files: one file per tensor; packed: safetensors files of many tensors with an index", choices=("files", "packed")
     )
-    max_disk_gb: float = _rule(0.0, "tensor files never take more than this per rank (10**9 bytes); 0: no limit", minimum=0)
-    memory_budget_mb: int = _rule(2048, "host memory that tensors waiting to be written may take", minimum=1)
+    max_disk_gb: float = _rule(0.0, "most that tensor files of a rank take (10**9 bytes); 0: no limit", minimum=0)
+    memory_budget_mb: int = _rule(2048, "host memory of tensors that wait for the disk", minimum=1)
     bench_path: str | None = _rule(None, "an earlier dump with the same summary_mode: only records that differ are written")
     diff_nums: int = _rule(1, "with bench_path: stop after so many differing records, -1 never", minimum=-1)
     overflow_nums: int = _rule(1, "task overflow_check: stop after so many calls with NaN or Inf, -1 never", minimum=-1)
-    check_mode: str = _rule(
-        "all", "task overflow_check: accepted for existing files; every call is looked at", choices=("all", "aicore", "atomic")
-    )
+    check_mode: str = _rule("all", "accepted, no effect", choices=("all", "aicore", "atomic"))
     perturb: str = _rule(
         "",
-        "calibration run: before the first step, move the weights by a rounding unit (ulp) or round them (bf16); changes the training",
+        "calibration run: move the weights by a rounding unit (ulp) or round them (bf16) before the first step; changes the training",
         choices=("", "ulp", "bf16"),
     )
-    perturb_seed: int = _rule(0, "with perturb ulp: another number moves the weights another way", minimum=0)
+    perturb_seed: int = _rule(0, "another number moves the weights another way", minimum=0)
     free_benchmark: FreeBenchmarkSettings | None = _rule(None, "options of task free_benchmark; absent: their defaults")
     online: OnlineSettings | None = _rule(None, "task tensor: calls are sent to a benchmark host in place of a dump; absent: they are not")
     load: LoadSettings | None = _rule(None, "replace module inputs by tensors of an earlier dump; absent: do not")
@@ -147,11 +141,11 @@ class DumpSettings:
 class LayerFeatureSettings:
     """Derived numbers of single modules: attention entropy, spectral norm of weights, routing of experts."""
 
-    attention: tuple[str, ...] = _rule((), "modules whose first two inputs are q and k: entropy and largest weight of the attention")
+    attention: tuple[str, ...] = _rule((), "modules whose first two inputs are q and k: entropy, largest weight")
     attention_layout: str = _rule("s,b,h,d", "layout of q and k", choices=("s,b,h,d", "b,s,h,d"))
     linear: tuple[str, ...] = _rule((), "modules with a 2-D weight: spectral norm and stable rank; '*' is all but embeddings")
     router_weights: tuple[str, ...] = _rule((), "routers: mean cosine similarity of the experts' weight vectors")
-    router_logits: tuple[str, ...] = _rule((), "routers whose output are logits: mean entropy per token, and the load of each expert")
+    router_logits: tuple[str, ...] = _rule((), "routers whose output are logits: entropy per token, load of the experts")
     power_iterations: int = _rule(30, "upper bound of power iterations for the spectral norm", minimum=1, maximum=1000)
 
 
@@ -178,7 +172,7 @@ class MonitorSettings:
     gradients: bool = _rule(True, "reduced gradients, just before the optimizer step")
     gradient_phases: tuple[str, ...] = _rule(
         ("reduced",),
-        "where reduced gradients are taken; unscaled and clipped, where the framework has such a moment, cost one more pass each",
+        "where reduced gradients are taken; unscaled and clipped cost one more pass each",
         choices=("reduced", "unscaled", "clipped"),
     )
     unreduced_gradients: bool = _rule(False, "local gradients before data-parallel reduction")
@@ -199,12 +193,12 @@ class MonitorSettings:
     start_step: int = _rule(0, "first step", minimum=0)
     interval: int = _rule(1, "every so many steps", minimum=1)
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
-    hot: bool = _rule(False, "re-read the settings file while the training runs, and follow its monitor section")
+    hot: bool = _rule(False, "follow this section of the file while the training runs")
     rank: tuple[int, ...] = _ranks("ranks that monitor, [] is all")
     ops: tuple[str, ...] = _rule(("norm", "min", "max", "mean", "nans", "zeros"), "statistics that files show", choices=OPS)
     eps: float = _rule(0.0, "zeros counts elements whose absolute value is below this; 0: exact zeros", minimum=0)
     underflow_dtype: str = _rule("bfloat16", "underflow is the share of elements that this type would turn into zero", choices=SMALL_FLOATS)
-    squash_name: bool = _rule(False, "shorten names in files as the existing tool does; a name that would be ambiguous stays whole")
+    squash_name: bool = _rule(False, "shorten names in files as the existing tool does, unless they become ambiguous")
     replica_check: ReplicaCheckSettings = _section(ReplicaCheckSettings, "replicas that drift apart")
     digest: bool = _rule(False, "also take the 64-bit digest of every tensor")
 
@@ -213,7 +207,7 @@ class MonitorSettings:
 class RuleSettings:
     """One alert rule."""
 
-    rule: str = _rule("nan_inf", "name of the rule, see docs/guide/alerts.md; recommended stands for a set of them")
+    rule: str = _rule("nan_inf", "name of the rule, see docs/guide/alerts.md; recommended is a set of them")
     severity: str = _rule("", "warning or critical; empty: the rule's own", choices=("", "warning", "critical"))
     kinds: tuple[str, ...] = _rule((), "only these kinds of tensors, [] is all the rule is made for")
     args: Mapping[str, Any] = _rule({}, "arguments of the rule (threshold, warmup, patience, ...)", free=True)
@@ -245,7 +239,7 @@ class SqliteSettings:
 class ParquetSettings:
     enabled: bool = _rule(False, "write Parquet files")
     path: str = _rule("", "directory; empty: <output_dir>/parquet")
-    steps_per_file: int = _rule(100, "most steps per file; a minute of steps where they are slow", minimum=1, maximum=1_000_000)
+    steps_per_file: int = _rule(100, "most steps per file", minimum=1, maximum=1_000_000)
     ops: tuple[str, ...] = _rule(("norm", "min", "max", "mean", "nans"), "statistics per tensor", choices=OPS)
 
 
@@ -260,36 +254,36 @@ class TensorBoardSettings:
 class PrometheusSettings:
     enabled: bool = _rule(False, "export metrics")
     mode: str = _rule("http", "http endpoint, textfile for the node exporter, or push to a gateway", choices=("http", "textfile", "push"))
-    address: str = _rule("127.0.0.1", "address the endpoint listens on; loopback unless told otherwise")
+    address: str = _rule("127.0.0.1", "address the endpoint listens on")
     port: int = _rule(9464, "port of local rank 0; local rank r listens on port + r (see per_node)", minimum=0, maximum=65535)
     per_node: bool = _rule(True, "one endpoint per node: local rank 0 serves what all local ranks wrote")
     textfile_dir: str = _rule("", "directory of the node exporter's textfile collector, mode textfile")
     push_url: str = _rule("", "URL of a push gateway, mode push")
     job: str = _rule("msprobe", "job label, mode push")
-    max_series: int = _rule(2000, "upper bound of series per process; what is cut is counted", minimum=1)
+    max_series: int = _rule(2000, "most series per process; what is cut is counted", minimum=1)
     layers: bool = _rule(True, "per-layer gauges besides the rank-level ones")
     aggregate: str = _rule(
         "none", "node: one series per node (sum, largest or smallest of its ranks); alerts keep their rank", choices=("none", "node")
     )
     tls_cert: str = _rule("", "certificate file: the endpoint speaks TLS")
     tls_key: str = _rule("", "key file of tls_cert")
-    hosts: tuple[str, ...] = _rule((), "further host names by which an endpoint on loopback may be asked for (a proxy on this machine)")
+    hosts: tuple[str, ...] = _rule((), "further host names of an endpoint on loopback (a proxy on this machine)")
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrackerSettings:
-    """Curves and alerts in the run of W&B, SwanLab or MLflow that the training program has opened in the same process."""
+    """Curves and alerts in the run of W&B, SwanLab or MLflow that the program has opened in the same process."""
 
     enabled: bool = _rule(False, "join the run that is open; none is opened")
     layers: bool = _rule(True, "gauges per layer besides the scalars and counts of alerts")
-    max_series: int = _rule(500, "upper bound of series; what is left out is said", minimum=1)
+    max_series: int = _rule(500, "most series; what is left out is said", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class DeepSpeedMonitorSettings:
-    """Numbers of the step and counts of alerts in the writers of DeepSpeed's own monitor, where a DeepSpeed engine is followed."""
+    """Numbers of the step and counts of alerts in the writers of DeepSpeed's own monitor."""
 
-    enabled: bool = _rule(False, "write events by engine.monitor (tensorboard, csv_monitor, wandb of the DeepSpeed configuration)")
+    enabled: bool = _rule(False, "write events by engine.monitor")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -309,7 +303,7 @@ class SinkSettings:
     )
     memory: bool = _rule(False, "keep the last 10000 frames in memory (tests, notebooks)")
     max_gb: float = _rule(
-        10.0, "files of the monitor take no more than this per rank and launch (10**9 bytes); from half of it on fewer steps; 0: no limit",
+        10.0, "most that files of the monitor take per rank and launch (10**9 bytes); from half of it on fewer steps; 0: no limit",
         minimum=0,
     )  # fmt: skip
     anomalies: bool = _rule(False, "write alerts to <output_dir>/anomaly_detected/rank{R}/anomaly.json, as the existing tool does")
@@ -327,20 +321,20 @@ class IncidentSettings:
     enabled: bool = _rule(True, "write an incident directory")
     severity: str = _rule("critical", "which alerts start one; warning: all of them", choices=("critical", "warning"))
     ring_steps: int = _rule(20, "how many past steps are kept in memory and written", minimum=1, maximum=1000)
-    level: str = _rule("", "always-on capture level kept in the ring; empty: monitor samples only", choices=("", "L0", "L1", "mix"))
-    capture_level: str = _rule("mix", "dump level armed after an alert; empty: nothing is armed", choices=("", "L0", "L1", "mix"))
+    level: str = _rule("", "level of the calls that are kept for past steps; empty: monitor samples only", choices=("", "L0", "L1", "mix"))
+    capture_level: str = _rule("mix", "dump level after an alert; empty: no dump", choices=("", "L0", "L1", "mix"))
     capture_steps: int = _rule(1, "how many steps are dumped after an alert", minimum=1)
     rank: tuple[int, ...] = _ranks("ranks that write past steps and capture, beside those with alerts; others one file each, [] is all")
     path: str = _rule("", "directory; empty: <output_dir>/incidents")
-    max_incidents: int = _rule(10, "no more directories than this per run", minimum=1)
-    cooldown_steps: int = _rule(20, "no new incident within so many steps of the last, or of the last critical alert", minimum=0)
+    max_incidents: int = _rule(10, "most directories per run", minimum=1)
+    cooldown_steps: int = _rule(20, "no new incident within so many steps of the last one, or of the last critical alert", minimum=0)
 
 
 @dataclass(frozen=True, kw_only=True)
 class OnAlertSettings:
     """What is done, once, when an incident begins. Nothing by default."""
 
-    command: str = _rule("", "program and arguments, run without a shell; the facts are in its environment (see the page on alerts)")
+    command: str = _rule("", "program and arguments, run without a shell; the facts are in its environment")
     webhook: str = _rule("", "http(s) address that gets the facts as a JSON object, with a line in `text` (Slack, Feishu, ...)")
     stop: bool = _rule(
         False,
@@ -363,25 +357,21 @@ class GradProbeSettings:
     bounds: tuple[float, ...] = _rule((-1, 0, 1), "L2: ascending bounds of the intervals")
     direction_format: str = _rule(
         "files",
-        "files: one .npy of bool (gradient > 0) per parameter, and all signs in 2 bits per element; packed: only the latter",
+        "files: one .npy of bool per parameter, and all signs in 2 bits per element; packed: only the latter",
         choices=("files", "packed"),
     )
-    memory_budget_mb: int = _rule(2048, "host memory that signs waiting to be written may take", minimum=1)
+    memory_budget_mb: int = _rule(2048, "host memory of signs that wait for the disk", minimum=1)
 
 
 @dataclass(frozen=True, kw_only=True)
 class ConfigCheckSettings:
     """What the run was started with, for ``msprobe config_check --compare``: in one pack beside the other files of the run."""
 
-    enabled: bool = _rule(
-        True, "write resolved settings, environment (no secrets), packages and switches when the training begins, if the run writes files"
-    )
-    path: str = _rule(
-        "", "the pack, ends in .zip; empty: <output_dir>/config_check_pack.zip. That of the run before stays as *.previous.zip"
-    )
+    enabled: bool = _rule(True, "write settings, environment (no secrets) and packages when the training begins")
+    path: str = _rule("", "the pack, ends in .zip; empty: <output_dir>/config_check_pack.zip")
     weights: bool = _rule(True, "digests of the weights before the first step, too: they are read once")
-    environment: tuple[str, ...] = _rule((), "variables whose values are collected beside those known to matter; patterns like MY_*")
-    key_file: str = _rule("", "key for digests of the values that are not collected; empty: MSPROBE_KEY[_FILE], else no digests")
+    environment: tuple[str, ...] = _rule((), "further variables whose values are collected; patterns like MY_*")
+    key_file: str = _rule("", "key for digests of values that are not collected; empty: MSPROBE_KEY[_FILE], else no digests")
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -53,52 +53,46 @@ METRICS: dict[str, Metric] = {
     "step_duration_seconds": Metric("histogram", (), "Wall-clock time of a step.", "sum"),
     "probe_seconds": _counter("Time that the training thread spent at step boundaries of the probe."),
     "loss": _gauge("Last finite loss."),
-    "grad_norm": _gauge("Global gradient norm as the framework reports it (before clipping), last finite value."),
+    "grad_norm": _gauge("Global gradient norm before clipping, last finite value."),
     "learning_rate": _gauge("Learning rate."),
     "loss_scale": _gauge("Loss scale.", node="min"),
     "param_norm": _gauge("Global norm of the parameters after the optimizer step."),
-    "update_norm": _gauge("Global norm of what the optimizer adds to the parameters, without the learning rate."),
+    "update_norm": _gauge("Global norm of the update, without the learning rate."),
     "scalar": _gauge("Any other number of the step, last finite value.", "name"),
-    "local_grad_norm": _gauge("L2 norm of all gradients that this rank holds (its own shards), by phase.", "phase"),
-    "nonfinite_elements": _counter(
-        "NaN and Inf elements seen, by kind of tensor; -Inf in activations (attention masks) left out.", "kind", node="each"
-    ),
+    "local_grad_norm": _gauge("L2 norm of all gradients that this rank holds.", "phase"),
+    "nonfinite_elements": _counter("NaN and Inf elements seen; -Inf in activations (attention masks) left out.", "kind", node="each"),
     "first_nonfinite_step": _gauge("First step with NaN or Inf.", "kind", node="min"),
-    "collective_calls": _counter("Calls of collectives that the monitor saw, steps that are due only.", "op"),
+    "collective_calls": _counter("Calls of collectives that the monitor saw.", "op"),
     "collective_bytes": _counter("Bytes of their outputs on this rank.", "op"),
     "anomalies": _counter("Alerts raised.", "rule", "kind", node="each"),
     "last_anomaly_step": _gauge("Step of the last alert.", "rule", "kind", node="each"),
     "alert_active": _gauge("1 when the rule fired at the last step, else 0.", "rule", "kind", "severity", node="each"),
-    "last_incident_step": _gauge("Step of the last critical alert; critical alerts start incidents.", node="each"),
+    "last_incident_step": _gauge("Step of the last critical alert.", node="each"),
     "last_incident_timestamp_seconds": _gauge("When the last critical alert was raised.", node="each"),
     "records_lost": _counter("What was observed but could not be kept.", "reason"),
-    "integration_missing": _gauge(
-        "Constant 1 per name of the framework that the probe needs and this version has not; the part named is off.", "name", "part"
-    ),
+    "integration_missing": _gauge("Constant 1 per name of the framework that this version lacks; the part named is off.", "name", "part"),
     "write_errors": _counter("Frames that a sink or its queue lost.", "sink"),
     "series_over_limit": _gauge("Series cut at the last step because of max_series.", node="sum"),
     "series_dropped": _counter("Values not exported because of max_series."),
-    "snapshot_age_seconds": _gauge("Age of what another rank of this node left; it grows when the rank is dead.", node="each"),
+    "snapshot_age_seconds": _gauge("Age of what another rank of this node left; grows when the rank is dead.", node="each"),
     "snapshots_missing": _gauge("Ranks of this node that left nothing; no label rank.", node="each"),
     "snapshots_unreadable": _gauge("Ranks of this node whose snapshot is damaged; no label rank.", node="each"),
-    "snapshot_samples_invalid": _gauge(
-        "Samples in snapshots of this node that are no finite number, and left out; no label rank.", node="each"
-    ),
-    "layer_grad_norm": _layer("L2 norm of the gradients of one layer on this rank.", "phase"),
-    "layer_grad_absmax": _layer("Largest absolute gradient of one layer on this rank.", "phase"),
-    "layer_grad_zero_ratio": _layer("Share of exact zeros in the gradients of one layer on this rank.", "phase"),
-    "layer_activation_norm": _layer("L2 norm of the module inputs or outputs of one layer on this rank, largest micro step.", "point"),
-    "layer_activation_absmax": _layer("Largest absolute value of the module inputs or outputs of one layer on this rank.", "point"),
-    "layer_activation_grad_norm": _layer("L2 norm of the gradients of module inputs or outputs of one layer on this rank.", "point"),
-    "layer_param_norm": _layer("L2 norm of the parameters of one layer on this rank, after the optimizer step."),
-    "layer_exp_avg_norm": _layer("L2 norm of the first moments of one layer on this rank."),
-    "layer_exp_avg_sq_norm": _layer("L2 norm of the second moments of one layer on this rank."),
-    "layer_update_norm": _layer("L2 norm of what the optimizer adds to one layer, without the learning rate."),
+    "snapshot_samples_invalid": _gauge("Samples in snapshots of this node that are left out; no label rank.", node="each"),
+    "layer_grad_norm": _layer("L2 norm of the gradients.", "phase"),
+    "layer_grad_absmax": _layer("Largest absolute gradient.", "phase"),
+    "layer_grad_zero_ratio": _layer("Share of exact zeros in the gradients.", "phase"),
+    "layer_activation_norm": _layer("L2 norm of module inputs or outputs.", "point"),
+    "layer_activation_absmax": _layer("Largest absolute value of module inputs or outputs.", "point"),
+    "layer_activation_grad_norm": _layer("L2 norm of the gradients of module inputs or outputs.", "point"),
+    "layer_param_norm": _layer("L2 norm of the parameters, after the update."),
+    "layer_exp_avg_norm": _layer("L2 norm of the first moments."),
+    "layer_exp_avg_sq_norm": _layer("L2 norm of the second moments."),
+    "layer_update_norm": _layer("L2 norm of the update, without the learning rate."),
     "layer_momentum_agreement_ratio": _layer("Share of elements whose gradient has the sign of the first moment.", node="min"),
     "layer_attention_entropy_nats": _layer("Mean entropy of the attention weights.", node="min"),
     "layer_attention_max_weight_ratio": _layer("Mean of the largest attention weight of every row."),
-    "layer_weight_spectral_norm": _layer("Largest singular value among the weight matrices of one layer."),
-    "layer_weight_stable_rank": _layer("Mean stable rank (Frobenius over spectral norm, squared) of the weights.", node="min"),
+    "layer_weight_spectral_norm": _layer("Largest singular value of the weight matrices."),
+    "layer_weight_stable_rank": _layer("Mean stable rank of the weights.", node="min"),
     "layer_router_similarity_ratio": _layer("Mean cosine similarity of the weight vectors of the experts."),
     "layer_router_entropy_nats": _layer("Mean entropy of the routing probabilities per token.", node="min"),
     "layer_router_dead_experts": _layer("Experts that no token went to."),
@@ -120,11 +114,10 @@ the word in brackets says what the one series of the node is; `each` keeps one s
 
 _TAIL = """
 * `kind` is one of `activation`, `activation_grad`, `grad`, `param`, `opt_state`, `update`, `feature`, `collective`, `loss`, `step`.
-* `phase` is where in its life a gradient was seen: `local`, `accumulated`, `reduced`, `unscaled`, `clipped`. Phases are never mixed; the
-  clip ratio is `msprobe_local_grad_norm{phase="clipped"} / ignoring (phase) msprobe_local_grad_norm{phase="unscaled"}`.
+* `phase` is where a gradient was taken: `local`, `accumulated`, `reduced`, `unscaled`, `clipped`. The clip ratio
+  is `msprobe_local_grad_norm{phase="clipped"} / ignoring (phase) msprobe_local_grad_norm{phase="unscaled"}`.
 * `layer` is the name of the tensor up to its first number (`decoder.layers.3`), else the first two words of its module.
-* A gauge is never NaN, because no comparison with NaN is true in Prometheus: it keeps its last finite value and the counters count.
-* -Inf alone in an activation is an attention mask and is not counted.
+* A gauge is never NaN: it keeps its last finite value and the counters count.
 * Within a layer norms are added in quadrature and the largest micro step counts; ratios and entropies are means.
 """
 
