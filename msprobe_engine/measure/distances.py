@@ -56,7 +56,7 @@ class Distances:
         argument: is no tensor, and differs.
         shape, dtype: differ.
         known: the dump says something that can be compared; of rows that both hold NaN or Inf: `nonfinite_rows.compared`.
-        one_sided: bool (n, 11), what only one side has, see `missing_statistics`.
+        one_sided: bool (n, 12), what only one side has, see `missing_statistics`.
         elements: `distance` is that of the saved elements.
         bounds: Max and Min alone are known, and are the same on both sides (a mask of truth values): nothing was compared of what lies
             between them.
@@ -155,7 +155,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     for differs in (argument, dtype):
         differs[blank & plain] = False
     one_sided[bad_a | bad_b | shape | apart, : missing_statistics.REDACTED] = False
-    one_sided[compared, :4] = False  # a checksum says it all
+    one_sided[compared, missing_statistics.NUMBERS] = False  # a checksum says it all
     one_sided[hidden] = False
     expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
     one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_a | bad_b) & ~one_sided.any(1)  # NaN is said as NaN

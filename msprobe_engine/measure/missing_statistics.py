@@ -22,11 +22,25 @@ from msprobe_engine.measure import dump_dialects, factorize
 
 Bools = npt.NDArray[np.bool_]
 
-WHAT = ("Max", "Min", "Mean", "Norm", "dtype", "checksum", "redacted values", "shape", "a saved tensor", "a value", "no number")
+WHAT = (
+    "Max",
+    "Min",
+    "Mean",
+    "Norm",
+    "true_count",
+    "dtype",
+    "checksum",
+    "redacted values",
+    "shape",
+    "a saved tensor",
+    "a value",
+    "no number",
+)
 """Columns of what `on_one_side` returns. `REDACTED`: values that were left out, and no digests of one key. `NOWHERE`: neither side has a
 number or a checksum; `measure` knows."""
-REDACTED, NOWHERE = 6, 10
-_STATISTICS, _DTYPE, _CHECKSUM, SHAPE, _FILE, _VALUE = slice(0, 4), 4, 5, 7, 8, 9
+REDACTED, NOWHERE = 7, 11
+NUMBERS = slice(0, 5)
+_STATISTICS, _TRUES, _DTYPE, _CHECKSUM, SHAPE, _FILE, _VALUE = slice(0, 4), 4, 5, 6, 8, 9, 10
 _NOT_BY_ALL = slice(2, 4)
 _NO_VALUES = frozenset(("ignored", "uninitialised"))
 _NO_TYPE = str(type(None))
@@ -43,7 +57,7 @@ def on_one_side(
         elements: int64 (n,), of the tensors.
 
     Returns:
-        bool (n, 11).
+        bool (n, 12).
     """
     found = np.zeros((len(left), len(WHAT)), bool)
     if target.nonfloat_stats or golden.nonfloat_stats:
@@ -66,6 +80,9 @@ def on_one_side(
     found[:, SHAPE] = tensors & (_without(target.shape)[left] ^ _without(golden.shape)[right])
     if target.mode == golden.mode == TENSOR:
         found[:, _FILE] = tensors & (_without(target.data_name)[left] ^ _without(golden.data_name)[right])
+    if not dump_dialects.differ(target, golden):
+        bools = factorize.of_each(target.dtype, is_bool, bool)[left] & factorize.of_each(golden.dtype, is_bool, bool)[right]
+        found[:, _TRUES] = bools & (np.isnan(target.stats[left, 3]) ^ np.isnan(golden.stats[right, 3]))
     found[:, _VALUE] = (_empty(target)[left] ^ _empty(golden)[right]) & ~found[:, _DTYPE]
     return found
 

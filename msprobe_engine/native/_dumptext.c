@@ -8,8 +8,8 @@
 #include <Python.h>
 #include "_numbertext.h"
 
-enum { NUMERIC = 0, BOOLEAN = 1, TAIL = 2, SCALAR = 3, CRC_KEY = 4, XOR_KEY = 5 };
-enum { WORDS = 16, COUNT = 0, NANS = 1, POS_INF = 2, NEG_INF = 3, DIGEST = 5 };
+enum { NUMERIC = 0, BOOLEAN = 1, TAIL = 2, SCALAR = 3, CRC_KEY = 4, XOR_KEY = 5, TRUES = 6 };
+enum { WORDS = 16, COUNT = 0, NANS = 1, POS_INF = 2, NEG_INF = 3, ZEROS = 4, DIGEST = 5 };
 enum { MIN = 6, MAX = 7, SUM = 8, SUMSQ = 9, IMIN = 10, IMAX = 11, FLAGS = 12, CRC = 13, XOR = 14, KEY_ID = 15 };
 enum { HAS_DIGEST = 1, HAS_INTEGERS = 2, HAS_CRC = 8, HAS_XOR = 16, REDACTED = 256, NO_SUMS = 512 };
 enum { MAX_DEPTH = 64 };
@@ -95,6 +95,16 @@ static char *put_checksum(char *p, int kind, int depth, const double *row) {
     return PUT(p, "\"");
 }
 
+static char *put_true_count(char *p, int depth, const double *row) {
+    int64_t words[WORDS];
+    if (!row) return p;
+    memcpy(words, row, sizeof(words));
+    if (!words[COUNT] || words[FLAGS] & REDACTED) return p;
+    p = PUT(p, ",\n");
+    p = KEY(p, depth, "\"true_count\": ");
+    return put_int(p, (int64_t)((uint64_t)words[COUNT] - (uint64_t)words[ZEROS])); /* of a file: any numbers */
+}
+
 static char *put_tail(char *p, int depth, const double *row) {
     int64_t words[WORDS];
     if (!row) return p;
@@ -158,7 +168,7 @@ static const char *check(const Job *job) {
         memcpy(op, job->ops + i * (Py_ssize_t)sizeof op, sizeof op);
         if (op[0] < last || op[0] > job->length) return "offsets of the template must grow and stay inside it";
         if (op[2] < 0 || op[2] > MAX_DEPTH) return "depth out of range";
-        if (op[1] == SCALAR ? op[3] < 0 || op[3] >= job->n_floats : op[1] < 0 || op[1] > XOR_KEY || op[3] < 0 || op[3] >= job->n_slots)
+        if (op[1] == SCALAR ? op[3] < 0 || op[3] >= job->n_floats : op[1] < 0 || op[1] > TRUES || op[3] < 0 || op[3] >= job->n_slots)
             return "slot or kind out of range";
         last = op[0];
     }
@@ -184,6 +194,8 @@ static char *run(const Job *job, char *p) {
         if (row) memcpy(numbers, job->rows + (Py_ssize_t)sizeof numbers * slot, sizeof numbers);
         if (op[1] == TAIL)
             p = put_tail(p, op[2], row);
+        else if (op[1] == TRUES)
+            p = put_true_count(p, op[2], row);
         else if (op[1] > SCALAR)
             p = put_checksum(p, op[1], op[2], row);
         else

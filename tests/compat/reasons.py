@@ -44,6 +44,8 @@ def header(d: Difference, _: Context) -> bool:
 
 
 def counts(d: Difference, _: Context) -> bool:
+    if d.kind == "key extra" and _last(d) == "true_count":
+        return "bool" in _dtype(d).lower()
     return d.kind == "key extra" and _last(d) in ("nan_count", "inf_count") and bool(d.ours)
 
 

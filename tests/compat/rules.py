@@ -11,7 +11,7 @@ from matching import Rule
 
 RULES: tuple[Rule, ...] = (
     # what a tensor says
-    Rule("counts", "A tensor with NaN or Inf has `nan_count` and `inf_count`.", why.counts),
+    Rule("counts", "A tensor with NaN or Inf has `nan_count` and `inf_count`, one of bools `true_count`.", why.counts),
     Rule("integer-means", "Mean and Norm of integers and float64 are numbers; in 26.2.0 they are null.", why.no_integer_means),
     Rule("float32", "8.1.1 rounds integers and float64 to float32; large ones become Infinity.", why.through_float32),
     Rule(

@@ -246,3 +246,29 @@ def test_the_learning_rate_is_told_from_the_weight_decay(first: str, others: lis
     name_learning_rate(suspect, rest)
     assert suspect.cause.endswith("(the size of the step: the learning rate)") is rate
     assert suspect.cause.startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("counts", "code", "said"),
+    [
+        ((6, 6), 0, "All numbers are the same"),
+        ((6, 5), 1, "masked_fill mask is not the same (step 0, rank 0, Tensor.masked_fill.0.forward)"),
+        ((6, None), 3, "1 row has true_count on one side only; of it only the rest was compared"),
+        ((None, None), 0, "All numbers are the same"),
+    ],
+)
+def test_masks_are_compared_by_the_number_of_their_true_values(
+    counts: tuple[int | None, int | None], code: int, said: str, tmp_path: Path
+) -> None:
+    """A mask with as many True values is taken for the same one, with others it is what differs. Where one side says no number, it is not
+    compared; where neither does, as the existing tool, that alone makes no result uncertain."""
+    runs = []
+    for name, count in zip(("target", "golden"), counts):
+        mask = {"type": "torch.Tensor", "dtype": "torch.bool", "shape": [4, 4], "Max": True, "Min": False, "Mean": None, "Norm": None}
+        mask |= {"requires_grad": False} | ({} if count is None else {"true_count": count})
+        runs.append(_run(tmp_path / name, "Tensor.masked_fill.0.forward", [_tensor(2.0), mask], 3.0))
+    found = diagnose(*runs)
+    assert (1 if found.suspects else 3 if found.problems else 0) == code
+    assert said in found.text()
+    told = [side["true_count"] for one in found.suspects for side in one.numbers.values()]
+    assert told == ([6, 5] if code == 1 else [])

@@ -140,6 +140,8 @@ def plain(node: Any, rows: R.Rows, mode: str) -> Any:
             out["requires_grad"] = d.requires_grad
         if mode == "md5":
             out["md5"] = f"{s.crc32:08x}" if s is not None and s.crc32 is not None else None
+        if d.dtype == "torch.bool" and mode != "xor" and s is not None and s.count:
+            out["true_count"] = s.count - s.zeros
         if s is not None and s.nans:
             out["nan_count"] = s.nans
         if s is not None and s.infs:

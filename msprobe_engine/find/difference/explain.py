@@ -284,6 +284,8 @@ def numbers(origin: DifferenceOrigin, walker: DifferenceWalk) -> dict[str, Any]:
             out[word] = {"row": side.name[row], "dtype": side.dtype[row], "shape": side.shape[row]} | dict(
                 zip(_STATISTICS, side.stats_of(row))
             )
+            if (trues := side.true_count(row)) is not None:
+                out[word]["true_count"] = trues
     return out
 
 

@@ -38,7 +38,7 @@ class RowVerdicts:
 
     Attributes:
         level: int8 (n,), `PASS`, `WARNING` or `ERROR`.
-        one_sided: bool (n, 11), what only one side has, see `measure.missing_statistics`.
+        one_sided: bool (n, 12), what only one side has, see `measure.missing_statistics`.
         said: row -> one sentence.
     """
 

@@ -7,6 +7,7 @@ exists whole.
 
 from __future__ import annotations
 
+import math
 import os
 import zlib
 from array import array
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.names import node_parent, node_parents
@@ -131,6 +133,12 @@ class DumpTable:
             return found
         a, b, c, d = self.numbers[4 * row : 4 * row + 4]
         return a, b, c, d
+
+    def true_count(self, row: int) -> int | None:
+        """How many elements of a tensor of bools are True; None of others, and where the file does not say."""
+        shape, mean = self.shape[row], self.numbers[4 * row + 2]
+        known = is_bool(self.dtype[row]) and isinstance(shape, list) and math.isfinite(mean)
+        return round(mean * math.prod(shape)) if known else None
 
     def checksum(self, row: int) -> str:
         """The md5 column: of a tensor what the file has, of an argument that is no tensor the CRC-32 of its value's text (8.1.1)."""

@@ -180,6 +180,10 @@ class RowReader:
             count = facts.pop(key, 0)
             if type(count) is int and count > 0:
                 counts[row] = count
+        trues, shape = facts.pop("true_count", None), side.shape[row]
+        count = math.prod(shape) if isinstance(shape, list) else 0
+        if type(trues) is int and 0 <= trues <= count and count:  # mean and norm of ones and zeros: rows are measured and joined by them
+            side.numbers[4 * row + 2], side.numbers[4 * row + 3] = trues / count, math.sqrt(trues)
         if facts:
             side.extra[row] = facts
 

@@ -11,7 +11,7 @@ import reasons as shared
 from matching import Rule
 
 RULES: tuple[Rule, ...] = (
-    Rule("ms-counts", "A tensor with NaN or Inf has `nan_count` and `inf_count`.", shared.counts),
+    Rule("ms-counts", "A tensor with NaN or Inf has `nan_count` and `inf_count`, one of bools `true_count`.", shared.counts),
     Rule("ms-nan", "Max and Min of a tensor with NaN are NaN; there those of its other elements.", own.without_nan),
     Rule("ms-float32", "Integers and float64 are exact; there they are rounded to float32.", own.through_float32),
     Rule(

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from functools import cached_property
 
 from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.names import backward_twin, forward_twin
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.find.difference.noise.notes import NoiseNotes, grown, largest
@@ -123,7 +124,10 @@ class IncomingNoise(NoiseNotes):
             noise = self._recent.largest.element
             distance = float(self._walker.measured.distance[pair])
             number = isinstance(self._walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
-            known = (noise and distance <= roundoff.GROWTH * noise) or (number and distance <= roundoff.FLOOR)
+            grown = (
+                0.0 if is_bool(self._walker.side.dtype[row]) else roundoff.GROWTH * noise
+            )  # a mask that is given is the same, or another
+            known = (noise and distance <= grown) or (number and distance <= roundoff.FLOOR)
             self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
 
     def _operand(self, pair: int, noise: Noise) -> Operand:

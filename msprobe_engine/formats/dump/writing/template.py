@@ -325,6 +325,8 @@ class _Builder:
             self.ops.append((self.length, _text.CRC, depth, len(self.slots)))
         for key, value in description.extra:
             self.put(f",\n{indent}{json.dumps(str(key))}: {json_text(value, depth)}")
+        if kind == _text.BOOLEAN:
+            self.ops.append((self.length, _text.TRUES, depth, len(self.slots)))
         self.ops.append((self.length, _text.TAIL, depth, len(self.slots)))
         self.slots.append(ref.row if ref.row >= 0 else -1)
         self.saved.append(_has(self._all_rows, ref.row))

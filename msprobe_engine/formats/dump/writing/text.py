@@ -27,11 +27,12 @@ from msprobe_engine.core.statistics.rows import Rows
 if TYPE_CHECKING:
     from types import ModuleType
 
-NUMERIC, BOOLEAN, TAIL, SCALAR, CRC, XOR = 0, 1, 2, 3, 4, 5
+NUMERIC, BOOLEAN, TAIL, SCALAR, CRC, XOR, TRUES = 0, 1, 2, 3, 4, 5, 6
 """What an operation writes: the four statistics of a tensor, those of a bool tensor, the additional keys after a tensor's
 other keys (``nan_count``, ``inf_count``, ``digest``, ``redacted``; each only when there is something to say), a float scalar, the key
 ``md5`` after other keys (CRC-32 as 8 hexadecimal digits), the key ``md5`` in place of statistics (XOR as ``0x`` and 16 digits; null when
-there are no elements). ``md5`` is null where the row has no such checksum; the name is the existing format's."""
+there are no elements), the key ``true_count`` of a bool tensor after other keys (nothing where the row has no numbers). ``md5`` is null
+where the row has no such checksum; the name is the existing format's."""
 
 MAX_DEPTH = 64
 """Deeper structures are not described (null)."""
@@ -176,7 +177,7 @@ def render_python(template: Template, slots: Int32, rows: Rows, floats: Float64)
     out: list[bytes] = []
     done, text = 0, template.text
     for offset, kind, depth, index in template.ops.tolist():
-        if not done <= offset <= len(text) or not 0 <= depth <= MAX_DEPTH or not 0 <= kind <= XOR:
+        if not done <= offset <= len(text) or not 0 <= depth <= MAX_DEPTH or not 0 <= kind <= TRUES:
             raise ValueError("offsets of the template must grow and stay inside it")
         limit = len(floats) if kind == SCALAR else len(slots)
         if not 0 <= index < limit:
@@ -192,6 +193,8 @@ def render_python(template: Template, slots: Int32, rows: Rows, floats: Float64)
         stats = _rows.read(rows[slot]) if slot >= 0 else None
         if kind == TAIL:
             out.append(_tail(stats, depth).encode())
+        elif kind == TRUES:
+            out.append(_true_count(stats, depth).encode())
         elif kind in (CRC, XOR):
             out.append(_checksum(stats, kind, depth).encode())
         else:
@@ -230,6 +233,12 @@ def _checksum(stats: _rows.Statistics | None, kind: int, depth: int) -> str:
     elif stats is not None and kind == XOR and stats.xor is not None and stats.count:
         text = f'"0x{stats.xor:016x}"'
     return f'{"" if kind == XOR else "," + chr(10)}{" " * depth}"md5": {text}'
+
+
+def _true_count(stats: _rows.Statistics | None, depth: int) -> str:
+    if stats is None or not stats.count or stats.redacted is not None:
+        return ""
+    return f',\n{" " * depth}"true_count": {stats.count - stats.zeros}'
 
 
 def _tail(stats: _rows.Statistics | None, depth: int) -> str:

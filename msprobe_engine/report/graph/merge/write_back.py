@@ -185,4 +185,6 @@ def _item(side: DumpTable, row: int) -> Any:
     if side.requires_grad[row] is not None:
         found["requires_grad"] = side.requires_grad[row]
     counts = {"nan_count": side.nans.get(row), "inf_count": side.infs.get(row)}
-    return found | {key: value for key, value in counts.items() if value} | facts
+    trues = side.true_count(row)
+    own = {} if trues is None else {"true_count": trues}
+    return found | own | {key: value for key, value in counts.items() if value} | facts
