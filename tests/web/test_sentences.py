@@ -10,14 +10,19 @@ import pickle
 import re
 from pathlib import Path
 
+import pytest
+
 from msprobe_engine.config.environment.rules import environment_rules
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.core.text.sentences import Sentence, joined, one_line_of
 from msprobe_engine.find.config import system
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.measure import missing_statistics
+from msprobe_engine.probe.rules.registry import RULES
 from msprobe_engine.report.diagnosis.page import page
-from msprobe_engine.report.web import sentences
+from msprobe_engine.report.web import sentences, texts
 from msprobe_engine.report.web.markup import text
+from msprobe_engine.report.web.texts import in_chinese
 
 ENGINE = Path(sentences.__file__).parents[2]
 
@@ -49,6 +54,44 @@ def test_every_sentence_has_chinese() -> None:
     assert not {one for one in known.keys() - used if re.search("[A-Za-z]{2}", re.sub(r"\{\d\}", "", one))}
     for english, chinese in known.items():
         assert set(re.findall(r"\{\d\}", english)) == set(re.findall(r"\{\d\}", chinese)), english
+
+
+RULES_AND_ROWS = [*(ENGINE / "probe" / "rules").rglob("*.py"), ENGINE / "find" / "verdicts" / "rows.py"]
+
+
+def test_texts_of_files_have_chinese() -> None:
+    """What a rule means and advises is known on pages; templates have the same places in both languages, and only words of the sources."""
+    for rule in RULES.values():
+        for one in (rule.meaning, rule.next):
+            assert not re.search("[a-z]{3,} [a-z]{2,} [a-z]{2,}", re.sub("`.*?`", "", in_chinese(one))), one
+    sources = " ".join(path.read_text(encoding="utf-8") for path in [*RULES_AND_ROWS, Path(missing_statistics.__file__)])
+    words = set(re.findall("[A-Za-z]{3,}", sources))
+    for english, chinese in texts.templates().items():
+        assert sorted(re.findall(r"\{\d", english)) == sorted(re.findall(r"\{\d", chinese)), english
+        assert set(re.findall("[A-Za-z]{3,}", english)) <= words, english
+
+
+@pytest.mark.parametrize(
+    ("said", "shown"),
+    [
+        (
+            "loss_not_finite: loss, rank 0 step 9: value nan; expected a finite number",
+            "loss_not_finite：loss，卡 0 第 9 步：值 nan；应为有限的数",
+        ),
+        (
+            "nan_inf: w (grad, reduced), rank 1 step 3: 8 NaN, 2 +Inf of 64 elements; expected only finite values (and 3 more)",
+            "nan_inf：w (grad, reduced)，卡 1 第 3 步：64 个元素中有 8 个 NaN、2 个 +Inf；应为只有有限值（另有 3 个）",
+        ),
+        (
+            "off by 3.1 of its size, 40 times what round-off explains; what went in is the same",
+            "相差其大小的 3.1，为舍入误差可解释的 40 倍；输入一致",
+        ),
+        ("my_rule: of another version", "my_rule: of another version"),
+    ],
+)
+def test_a_text_of_a_file_is_found_again(said: str, shown: str) -> None:
+    """By its templates, one inside the other; what is not known stays."""
+    assert sentences.chinese(said) == shown
 
 
 def test_a_sentence_is_its_english_text() -> None:

@@ -15,11 +15,13 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.safe_cells import utf8
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.measure.columns import COLOUR, GOLDEN_NAME, MESSAGE, TARGET_NAME, UNMATCHED
 from msprobe_engine.report.table_files import Block
 from msprobe_engine.report.table_files.tablefile import TableFile
-from msprobe_engine.report.web.markup import Html, paragraph, tiles
+from msprobe_engine.report.web.markup import Html, paragraph, text, tiles
 from msprobe_engine.report.web.page import Verdict, page
+from msprobe_engine.report.web.sentences import both
 from msprobe_engine.report.web.words import needs_scripts, words
 
 MOST_ROWS = 20_000
@@ -64,7 +66,9 @@ class HtmlTable:
         kept = sorted([*self._bad, *self._good[: max(0, self._most - len(self._bad))]], key=lambda item: item[0])
         shown, rows = f"{len(kept):,}", f"{self._rows:,}"
         note = words("table", "rows", rows) if len(kept) == self._rows else words("table", "rows_left_out", rows, shown)
-        data = {"columns": self._columns, "titles": self._titles, "verdict": self._verdict, "rows": [row for _, row in kept]}
+        said = -1 if self._compat or MESSAGE not in self._columns else self._columns.index(MESSAGE)
+        shown_rows = [[both(cell) if i == said else cell for i, cell in enumerate(row)] for _, row in kept]
+        data = {"columns": self._columns, "titles": self._titles, "verdict": self._verdict, "rows": shown_rows}
         island = json.dumps(data, ensure_ascii=True, separators=(",", ":")).encode()
         for piece in page(
             self._title,
@@ -90,7 +94,7 @@ class HtmlTable:
         cells = dict(zip(self._columns, row))
         name = next((cells[side] for side in (TARGET_NAME, GOLDEN_NAME) if cells.get(side) not in (None, "", UNMATCHED)), "")
         reason = str(cells.get(MESSAGE) or "").strip().partition("\n")[0]
-        return words("table", "first_off", name, reason or row[self._verdict])
+        return Html(words("table", "first_off", name) + text(Sentence("{0}", reason or row[self._verdict])))
 
     def _tiles(self) -> Html:
         """How many rows have which verdict, the worst first."""

@@ -12,6 +12,7 @@ import numpy.typing as npt
 
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import from_alert
+from msprobe_engine.report.web.sentences import both
 
 MAX_ALERTS = 500
 
@@ -36,7 +37,7 @@ class Raised:
     def rows(self) -> list[dict[str, Any]]:
         """The first `MAX_ALERTS`, for a page."""
         keys = ("step", "rank", "rule", "severity", "kind", "name", "micro_step")
-        return [{key: a.get(key) for key in keys} | {"message": str(a.get("message", ""))[:500]} for a in self.listed[:MAX_ALERTS]]
+        return [{key: a.get(key) for key in keys} | {"message": both(str(a.get("message", ""))[:500])} for a in self.listed[:MAX_ALERTS]]
 
     def lanes(self, first: npt.NDArray[np.int64], shift: int = 0) -> list[dict[str, Any]]:
         """Per rule and severity how many began in each column, for a page; those without a step are in none.
@@ -62,14 +63,14 @@ class Raised:
         """How often each rule fired."""
         return dict(Counter(str(alert.get("rule", "")) for alert in self.began))
 
-    def meanings(self) -> list[dict[str, str]]:
+    def meanings(self) -> list[dict[str, str | list[str]]]:
         """What each rule that fired usually means and what to do, as its first alert says."""
-        out: dict[str, dict[str, str]] = {}
+        out: dict[str, dict[str, str | list[str]]] = {}
         for alert in self.began:
             extra = alert.get("extra")
             if isinstance(extra, Mapping):
                 rule = str(alert.get("rule", ""))
-                out.setdefault(rule, {"rule": rule, "meaning": str(extra.get("meaning", "")), "next": str(extra.get("next", ""))})
+                out.setdefault(rule, {"rule": rule, **{key: both(str(extra.get(key, ""))) for key in ("meaning", "next")}})
         return list(out.values())
 
 

@@ -236,10 +236,10 @@ const Kit = (() => {
       wanted.value = before || "";
     }
     const known = new WeakMap(); // of a row, what it is searched by
-    const said = (row) => { let text = known.get(row); if (text === undefined) known.set(row, text = row.join("\n").toLowerCase()); return text; };
+    const words = (row) => { let text = known.get(row); if (text === undefined) known.set(row, text = row.join("\n").toLowerCase()); return text; };
     function refresh() {
       const text = find ? find.value.toLowerCase() : "", value = wanted ? wanted.value : "";
-      shown = all.filter((row) => (!value || "=" + row[choice] === value) && (!text || said(row).includes(text)));
+      shown = all.filter((row) => (!value || "=" + row[choice] === value) && (!text || words(row).includes(text)));
       if (by !== null) { shown = [...shown].sort((a, b) => order(a[by], b[by])); if (down) shown.reverse(); }
       heads.forEach((th, i) => { if (i === by) th.setAttribute("aria-sort", down ? "descending" : "ascending"); else th.removeAttribute("aria-sort"); });
       at = 0; draw();
@@ -252,7 +252,7 @@ const Kit = (() => {
           const td = make("td", tr, null, String(text).length <= (column.kind === "name" ? 40 : 24) ? "short " + (column.kind || "") : column.kind);
           const mark = column.badge ? column.badge(cell, row) : "";
           if (mark) make("span", td, text, "badge " + mark); else td.textContent = text;
-          if (String(text).length > 60) td.title = name(cell, 4000);
+          if (String(text).length > 60) td.title = name(said(cell), 4000);
         });
         if (pick) {
           tr.tabIndex = 0; tr.classList.add("pick");

@@ -1,4 +1,5 @@
-"""Sentences about a run in Chinese. Their templates stand in ``sentences_zh.json``, by the English ones."""
+"""Sentences about a run in Chinese. Their templates stand in ``sentences_zh.json``, by the English ones; those of texts that files have in
+English in ``texts_zh.json``."""
 
 from __future__ import annotations
 
@@ -7,6 +8,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from msprobe_engine.core.text.sentences import Sentence, filled
+from msprobe_engine.report.web.texts import in_chinese
 
 _FILE = Path(__file__).parent / "sentences_zh.json"
 
@@ -19,9 +21,10 @@ def templates() -> dict[str, str]:
 
 
 def chinese(sentence: str) -> str:
-    """A sentence in Chinese. What is none stays as it is, and so does a template that has no Chinese one, around its arguments."""
+    """A sentence, or a text of a file, in Chinese. What is none stays as it is, and so does a template that has no Chinese one, around its
+    arguments."""
     if not isinstance(sentence, Sentence):
-        return sentence
+        return in_chinese(sentence) if " " in sentence else sentence  # names of tensors, of which there are many, have no spaces
     template = templates().get(sentence.template, sentence.template)
     return filled(template, map(chinese, sentence.arguments))
 

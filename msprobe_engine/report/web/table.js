@@ -13,7 +13,7 @@
   const places = found.columns.map((_, i) => i), at = found.verdict, said = found.columns.indexOf("Err_message");
   const first = [at, found.rows.some((row) => row[said] !== "" && row[said] !== "N/A") ? said : -1].filter((i) => i !== null && i > 0);
   places.splice(1, places.length, ...first, ...places.slice(1).filter((i) => !first.includes(i)));
-  const columns = places.map((i) => ({ title: found.titles[i], key: WORDS[found.titles[i]], kind: i === at ? "text" : numeric(i) ? "number" : i < 2 ? "name" : "text", show: (cell) => name(cell), badge: i === at ? (_, row) => tone(row) : null }));
+  const columns = places.map((i) => ({ title: found.titles[i], key: WORDS[found.titles[i]], kind: i === at ? "text" : numeric(i) ? "number" : i < 2 ? "name" : "text", show: (cell) => name(Kit.said(cell)), badge: i === at ? (_, row) => tone(row) : null }));
   const all = found.rows.map((row) => places.map((i) => row[i]));
   const rows = [...all.filter((row) => tone(row)), ...all.filter((row) => !tone(row))];  // what differs first, else in the order of the calls
   const pick = (row) => {
@@ -25,7 +25,7 @@
       const line = make("div", list);
       const term = make("dt", line, name(title));
       if (key) Kit.word(term, key);
-      make("dd", line, name(row[i], 20000));
+      make("dd", line, name(Kit.said(row[i]), 20000));
     });
     whole.scrollIntoView({ block: "nearest" });
   };

@@ -101,11 +101,11 @@ const Lists = (() => {
         if (only && only.rule !== rule) continue;
         const n = run.lanes.filter((lane) => lane.rule === rule).flatMap((lane) => lane.marks).reduce((sum, [, more]) => sum + more, 0), one = run.meanings.find((meaning) => meaning.rule === rule);
         Kit.make("button", Kit.make("dt", facts), Kit.name(rule) + " (" + Kit.count(n) + ")", "t-rule").onclick = () => { only = { run: r, rule, column: null }; draw(); };
-        Kit.make("dd", facts, Kit.name(one ? [one.meaning, one.next].filter(Boolean).join("; ") : "", 500));
+        Kit.make("dd", facts, Kit.name(one ? [one.meaning, one.next].map(Kit.said).filter(Boolean).join("; ") : "", 500));
       }
       for (const alert of shown) {
         const [metric, target] = place(alert), where = Kit.t("trends.step_n", alert.step) + " · " + Kit.t("trends.rank_n", alert.rank);
-        item(list, "!", alert.severity === "critical" ? "nan" : "out", alert.name || alert.rule, [Kit.name(alert.rule) + " · " + where, Kit.name(alert.message, 500)],
+        item(list, "!", alert.severity === "critical" ? "nan" : "out", alert.name || alert.rule, [Kit.name(alert.rule) + " · " + where, Kit.name(Kit.said(alert.message), 500)],
           () => { if (target >= 0) go(r, metric, 0, target, step(alert, r), alert.rank); else Trends.set({ column: Trends.columnOf(step(alert, r)) }); }, `${metric}/${target}`);
       }
       if (run.alertsLeftOut) note("trends.alerts_left_out", Kit.count(run.alertsLeftOut));
