@@ -174,7 +174,7 @@ def test_an_html_table_says_first_which_row_is_off(tmp_path: Path, rows: tuple[t
     table.write({name: [row[i] for row in rows] for i, name in enumerate(columns)})
     table.close()
     top = (tmp_path / "t.html").read_text(encoding="utf-8").partition("<h1>")[2].partition("</h1>")[0]
-    assert headline in f"<h1>{top}</h1>"
+    assert headline in re.sub("</?span.*?>", "", f"<h1>{top}</h1>")
 
 
 def test_html_is_bounded_and_shows_no_markup(tmp_path: Path) -> None:
