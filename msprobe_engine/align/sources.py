@@ -16,7 +16,9 @@ from msprobe_engine.align import static_graph_sources
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps, steps_on_one_side
+from msprobe_engine.formats.dump.find_dumps import holds_dump
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes, require_visible
+from msprobe_engine.formats.dump.ring_file import has_step_file, size_of_step_file
 
 MIXED = ("graph", "pynative")
 """Folders of a mixed dump (26.2.0)."""
@@ -65,7 +67,7 @@ class Task:
     @property
     def size(self) -> int:
         """Bytes of both files; 0 of those that are not there."""
-        return sum(os.path.getsize(path) for path in (self.target, self.golden) if path.is_file())
+        return sum(map(size_of_step_file, (self.target, self.golden)))
 
 
 @dataclass
@@ -99,12 +101,12 @@ def pair_paths(
         UsageError: a file against a directory, or no step or rank in common.
     """
     one, two = _present(target), _present(golden)
-    if one.is_file() != two.is_file():
-        file, directory = (one, two) if one.is_file() else (two, one)
-        if not (directory / file.name).is_file():
+    if _is_file(one) != _is_file(two):
+        file, directory = (one, two) if _is_file(one) else (two, one)
+        if not _is_file(directory / file.name):
             raise UsageError(f"{file} is a file and {directory} a directory; give two dump.json, or two directories of the same kind")
-        one, two = (one, directory / file.name) if one.is_file() else (directory / file.name, two)
-    if one.is_file():
+        one, two = (one, directory / file.name) if _is_file(one) else (directory / file.name, two)
+    if _is_file(one):
         return Sources([_of_files(one, two, Path(stack) if stack else None)])
     found = Sources()
     if (kind := _graph(one)) is not None:
@@ -225,14 +227,18 @@ def numbers(text: str | None, flag: str) -> frozenset[int]:
 def _present(path: str | Path) -> Path:
     found = Path(path)
     require_visible(found)
-    if not found.exists():
+    if not found.exists() and not holds_dump(found):
         raise DumpFormatError(
             f"{path}: there is no such file or directory; give a dump.json, the directory of a rank or a step, the root of a dump, or the "
             "output directory of a run"
         )
-    if not found.is_dir() and not found.is_file():
+    if found.exists() and not found.is_dir() and not found.is_file():
         raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")
     return found
+
+
+def _is_file(path: Path) -> bool:
+    return path.is_file() or (not path.exists() and has_step_file(path))
 
 
 def _of_files(target: Path, golden: Path, stack: Path | None) -> Task:
@@ -333,7 +339,8 @@ def _add_files(found: Sources, folder: str, step: int, first: tuple[int | None, 
 
 
 def _has(directory: Path, kind: str) -> bool:
-    return (directory / kind).exists() or (kind == layout.DUMP and any((directory / n).exists() for n in (layout.FRAME_LOG, layout.MARKER)))
+    names = (layout.FRAME_LOG, layout.MARKER) if kind == layout.DUMP else ()
+    return has_step_file(directory / kind) or any((directory / name).exists() for name in names)
 
 
 def _note_strays(found: Sources, dump: DumpDirectory) -> None:
@@ -341,7 +348,7 @@ def _note_strays(found: Sources, dump: DumpDirectory) -> None:
     strays: list[str] = []
     for step in dump.steps:
         directory = dump.path(step, dump.ranks(step)[0]).parent
-        if layout.step_of(directory.resolve().name) is not None:
+        if layout.step_of(directory.resolve().name) is not None and directory.is_dir():  # the ring of an incident makes none
             strays += [entry.name for entry in os.scandir(directory) if not layout.is_rank_directory(entry.name)]
     if strays:
         found.notes.append(f"{dump.root}: {len(strays)} entries beside the ranks are no rank directories: {_listed(sorted(strays))}.")

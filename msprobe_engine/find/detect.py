@@ -33,7 +33,7 @@ def kind_of(path: Path) -> str:
     Raises:
         DumpFormatError: there is no such path.
     """
-    if not path.exists():
+    if not path.exists() and not holds_dump(path):
         raise DumpFormatError(f"{path}: there is no such file or directory; give a dump, an incident directory or monitor output")
     if path.is_dir() and ((path / "incident.json").is_file() or any(_SAMPLES.fullmatch(entry.name) for entry in path.iterdir())):
         return INCIDENT

@@ -49,7 +49,7 @@ def run(body: Body, world: int, directory: Path, frame: Any, alert: Any, kind: s
         if kind == "store":
             notifier = StoreNotifier(client, patience=10)
         else:
-            notifier = DirectoryNotifier(directory / "events", rank, patience=10)
+            notifier = DirectoryNotifier(directory / "events", patience=10)
         manager = IncidentManager(IncidentSettings(**settings), output_dir=directory, rank=rank, world_size=world, notifier=notifier)
         client.add("ready", 1)
         while client.add("ready", 0) < world:  # ranks of a job have met before they train
@@ -153,19 +153,19 @@ def test_rank_killed_while_it_writes(tmp_path: Path, frame: Any, alert: Any) -> 
         if rank == 1:
             from msprobe_engine.probe.incident import writer
 
-            dump_sink = writer.dump_sink
+            append = writer.append_step
 
-            def dies_at_second_step(directory: Path, one: Any) -> Any:
-                if one.step == 1:
+            def dies_at_second_step(path: Path, step: int, parts: Any) -> None:
+                if step == 1:
                     die()
-                return dump_sink(directory, one)
+                append(path, step, parts)
 
-            writer.dump_sink = dies_at_second_step  # type: ignore[assignment]
+            writer.append_step = dies_at_second_step  # type: ignore[attr-defined]
         for step in range(3):
             manager.on_frame(frame(step, rank, bad=step == 0), [alert(step, rank)] if step == 2 else [])
         if rank == 0:  # a rank that writes later sees the other's state
             for _ in range(500):
-                if (tmp_path / "incidents/step2-nan_inf/step0/rank1/dump.json").exists():
+                if (tmp_path / "incidents/step2-nan_inf/ring_rank1.steps").exists():
                     break
                 time.sleep(0.01)
             time.sleep(0.2)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 import threading
 from dataclasses import replace
 from pathlib import Path
@@ -13,10 +14,17 @@ import numpy as np
 import pytest
 from frames_of_lists import frame_of
 
+from msprobe_engine.align.sources import pair_paths
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.statistics import histograms
+from msprobe_engine.find.detect import kind_of
 from msprobe_engine.find.nonfinite import incident_samples
+from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.ring_file import append_step, ring_file, steps_of
+from msprobe_engine.formats.run.overview import look
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import combine, merge
@@ -64,24 +72,84 @@ def test_what_a_rank_says_is_found_behind_and_before_any_number_of_samples(tmp_p
 
 
 def test_a_cut_off_step_is_not_read_as_a_whole_one(tmp_path: Path, frame: Any, alert: Any) -> None:
-    """The dump of a step is one file that is written in place: a process killed in the midst leaves a part, which is said."""
+    """The steps of a rank are appended to one file: a process killed in the midst leaves a part of one, which is said when it is read; the
+    steps before it are whole, and so is what is appended later."""
     write(tmp_path, frame, alert, 0, world=1)
-    path = tmp_path / "step5/rank0/dump.json"
+    path = ring_file(tmp_path, 0)
     text = path.read_bytes()
+    ends = [stop for _, stop in steps_of(path).values()]
     for cut in range(0, len(text) - 1, 97):
         path.write_bytes(text[:cut])
-        with pytest.raises(DumpFormatError):
-            read_side(path)
+        whole = {step for step, end in zip((3, 4, 5), ends) if end - 1 <= cut}  # the last byte is the bracket's, or a line break
+        for step in steps_of(path):
+            if step in whole:
+                assert len(read_side(tmp_path / f"step{step}/rank0/dump.json")) == 2
+            else:
+                with pytest.raises(DumpFormatError):
+                    read_side(tmp_path / f"step{step}/rank0/dump.json")
+        append_step(path, 9, [text[slice(*steps_of_text(text)[5])]])
+        assert len(read_side(tmp_path / "step9/rank0/dump.json")) == 2
+
+
+def steps_of_text(text: bytes) -> dict[int, tuple[int, int]]:
+    found = [(int(one[1]), one.end(), int(one[2])) for one in re.finditer(rb"\n#msprobe step (\d+), (\d+) bytes\n", text)]
+    return {step: (start, start + size) for step, start, size in found}
+
+
+def test_a_damaged_line_costs_its_step_which_is_said(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """Where the line in front of a step is damaged its number is not known: the other steps are read, and the damage is said. A wrong size
+    in it costs nothing."""
+    write(tmp_path, frame, alert, 0, world=1)
+    path = ring_file(tmp_path, 0)
+    text = path.read_bytes()
+    path.write_bytes(text.replace(b"step 4, ", b"step 4, 1"))
+    assert steps_of(path) == steps_of_text(text) | {step: (a + 1, b + 1) for step, (a, b) in steps_of_text(text).items() if step > 3}
+    path.write_bytes(text.replace(b"step 4, ", b"step x, "))
+    dump = open_dump(tmp_path)
+    assert dump.steps == [3, 5]
+    (said,) = missing_steps(dump)
+    assert str(path) in said
+    assert "steps may be missing" in said
+
+
+def test_steps_in_one_file_and_in_a_file_each_are_read_alike(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """Earlier versions wrote a file for each step of the ring. Both layouts have the same steps, ranks and values under the same paths,
+    whichever of these is given, and lead to the same answers."""
+    for rank in (0, 1):
+        write(tmp_path, frame, alert, rank)
+    places = ("", "step4", "step4/rank1", "step5/rank0/dump.json")
+
+    def told() -> list[Any]:
+        found: list[Any] = [kind_of(tmp_path), nan_analyze(tmp_path).findings, look(tmp_path).dumps["."].keys()]
+        for place in places:
+            dump = open_dump(tmp_path / place)
+            found += [(step, rank, dump.load(step, rank)) for step in dump.steps for rank in dump.ranks(step)]
+            found += [(task.target, task.step, task.rank, task.size) for task in pair_paths(tmp_path / place, tmp_path / place).tasks]
+            found += [missing_steps(dump), *(missing_ranks(dump, step) for step in dump.steps)]
+        return [str(one) for one in found]
+
+    packed = told()
+    for rank in (0, 1):
+        path = ring_file(tmp_path, rank)
+        text = path.read_bytes()
+        path.unlink()
+        for step, (start, stop) in steps_of_text(text).items():
+            file = tmp_path / f"step{step}/rank{rank}/dump.json"
+            file.parent.mkdir(parents=True)
+            file.write_bytes(text[start:stop])
+    assert packed == told()
+    assert sum("DumpedTensor" in one for one in packed) == 6 + 2 + 1 + 1
 
 
 def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:
-    """A rank writes its steps as dump directories, samples as strict JSON lines, its rank file and the merged files, mode 0640."""
+    """A rank writes its steps into one file, samples as strict JSON lines, its rank file and the merged files, mode 0640."""
     write(tmp_path / "i", frame, alert, 0)
     assert {p.name for p in (tmp_path / "i").iterdir()} == {
-        "step3", "step4", "step5", "samples_rank0.jsonl", "finished", "incident.json", "summary.md",
+        "ring_rank0.steps", "samples_rank0.jsonl", "finished", "incident.json", "summary.md",
     }  # fmt: skip
-    dump = json.loads((tmp_path / "i/step5/rank0/dump.json").read_text())
-    assert list(dump["data"]) == ["Module.fc.Linear.forward.0"]
+    dump = open_dump(tmp_path / "i")
+    assert dump.steps == [3, 4, 5]
+    assert list(dump.load(5).entries) == ["Module.fc.Linear.forward.0"]
     *lines, piece = (strict(line) for line in (tmp_path / "i/samples_rank0.jsonl").read_text().splitlines())
     assert lines.pop(0)["state"] == "writing"
     assert [line["step"] for line in lines if "name" in line] == [3, 4, 5]

@@ -18,6 +18,7 @@ from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import PrometheusSettings, SinkSettings
+from msprobe_engine.formats.dump.ring_file import read_step_file
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.mindspore.monitor.model_callback import ProbeCallback, _numbers
 from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
@@ -283,7 +284,7 @@ def test_incident_with_capture() -> None:
         probe.end_step({"loss": loss})
     probe.close()
     (incident,) = Path("out/incidents").glob("step2-*")
-    before = json.loads((incident / "step1/rank0/dump.json").read_text())
+    before = json.loads(read_step_file(incident / "step1/rank0/dump.json", 1 << 20))
     assert (before["level"], before["framework"]) == ("L0", "mindspore")
     assert "Cell.first.Dense.forward.0" in before["data"]
     armed = json.loads((incident / "step4/rank0/dump.json").read_text())

@@ -6,8 +6,9 @@ Links are followed, unless the caller says otherwise: people link their data fro
 from __future__ import annotations
 
 import errno
+import io
 import os
-from typing import BinaryIO
+from typing import Any, BinaryIO
 
 from msprobe_engine.core.io.regular_files import AnyPath, OddFileError, open_regular
 
@@ -29,6 +30,36 @@ def open_input(path: AnyPath, *, follow: bool = True) -> BinaryIO:
         raise OddInputError(error.mode, path) from None
 
 
+class _Part(io.RawIOBase):
+    def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
+        self._file, self._start, self._length, self._at = file, start, max(0, stop - start), 0
+
+    def readable(self) -> bool:
+        return True
+
+    def seekable(self) -> bool:
+        return True
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        self._at = max(0, offset + (0, self._at, self._length)[whence])
+        return self._at
+
+    def readinto(self, room: Any) -> int:
+        data = os.pread(self._file.fileno(), max(0, min(len(room), self._length - self._at)), self._start + self._at)
+        room[: len(data)] = data
+        self._at += len(data)
+        return len(data)
+
+    def close(self) -> None:
+        self._file.close()
+        super().close()
+
+
+def open_part(path: AnyPath, start: int, stop: int) -> BinaryIO:
+    """Some bytes of a regular file as a file of their own, which has no descriptor; raises as `open_input`."""
+    return io.BufferedReader(_Part(open_input(path), start, stop))
+
+
 def read_input(path: AnyPath, most: int, *, follow: bool = True) -> bytes:
     """The content of a regular file.
 
@@ -36,10 +67,17 @@ def read_input(path: AnyPath, most: int, *, follow: bool = True) -> bytes:
         OSError: as `open_regular`; ``EFBIG`` for a file of more than `most` bytes.
     """
     with open_input(path, follow=follow) as file:
-        # Asked for by its size: a read of the limit would reserve as much memory. What has grown since, or has no size (/proc), by blocks.
-        data = file.read(min(os.fstat(file.fileno()).st_size, most) + 1)
-        while len(data) <= most and (more := file.read(min(1 << 20, most + 1 - len(data)))):
-            data += more
+        return read_opened(file, most, path)
+
+
+def read_opened(file: BinaryIO, most: int, path: AnyPath) -> bytes:
+    """The content of a file that is open at its beginning; raises as `read_input`."""
+    size = file.seek(0, os.SEEK_END)
+    file.seek(0)
+    # Asked for by its size: a read of the limit would reserve as much memory. What has grown since, or has no size (/proc), by blocks.
+    data = file.read(min(size, most) + 1)
+    while len(data) <= most and (more := file.read(min(1 << 20, most + 1 - len(data)))):
+        data += more
     if len(data) > most:
         raise OSError(errno.EFBIG, f"it has more than {most} bytes, and no such file is that large; it is damaged or something else", path)
     return data

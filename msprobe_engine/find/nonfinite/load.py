@@ -15,6 +15,7 @@ from msprobe_engine.formats.dump.completeness import missing_ranks
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.replicas import ReplicaReader
+from msprobe_engine.formats.dump.ring_file import has_step_file
 from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
@@ -64,7 +65,7 @@ def load_step(
     problems = missing_ranks(dump, step)
     replicas = ReplicaTraces(reader or ReplicaReader(SharedColumns()))
     places = list(numbered(dump, step))
-    replicas.reader.expect([file for _, path in places if (file := path / layout.DUMP).exists()])
+    replicas.reader.expect([file for _, path in places if has_step_file(file := path / layout.DUMP)])
     for rank, path in places:
         try:
             traces[rank] = load_rank(step, rank, path, problems, sides, replicas)
@@ -105,7 +106,7 @@ def load_rank(
         DumpFormatError: a file is damaged, or there is nothing yet in the directory.
     """
     file = path / layout.DUMP
-    if not file.exists() and not (path / layout.FRAME_LOG).exists():
+    if not has_step_file(file) and not (path / layout.FRAME_LOG).exists():
         why = why_unfinished(path)
         what = f"the run could not write the step on this rank: {why}" if why else "the step was never finished on this rank (killed?)"
         raise DumpFormatError(f"{path}: {what}; nothing of it can be read")

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.findings import Diagnosis
@@ -14,6 +13,7 @@ from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.replicas import NOT_FINITE, StepTables
+from msprobe_engine.formats.dump.ring_file import open_step_file
 
 SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
 SAME_IN_COMMON = Sentence("The numbers that both runs have are the same.")
@@ -69,7 +69,7 @@ def _holds(file: Path, words: Sequence[bytes]) -> bool:
     """One of the words stands in the file; a file that cannot be read holds nothing."""
     kept = max(map(len, words)) - 1
     try:
-        with open_input(file) as stream:
+        with open_step_file(file) as stream:
             tail = b""
             while piece := stream.read(_PIECE):
                 tail += piece

@@ -17,6 +17,7 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import DumpDirectory
+from msprobe_engine.formats.dump.ring_file import damages_in
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.formats.dump.world import expected_ranks
 
@@ -189,7 +190,8 @@ def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]
     """Sentences about the steps of which there are directories and no dump, and about those of an earlier run; of all steps, or of those
     that are asked for."""
     empty = [step for step in dump.empty_steps if not steps or step in steps]
-    found = [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, _some(empty))] if empty else []
+    found: list[str] = [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, _some(empty))] if empty else []
+    found += damages_in(dump.root) if dump.root.is_dir() else []
     return found + (of_earlier_runs(dump) if not steps or not set(steps).isdisjoint(dump.earlier_steps) else [])
 
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.ring_file import kept_at, ranks_in
 
 Found = dict[int | None, dict[str, Path | None]]
 """Step to ranks by their names, and the directory of each; None in place of a directory that holds no dump, and of a step that its
@@ -49,14 +50,15 @@ def find_dump(path: Path) -> tuple[Path, Found] | None:
             found = find_ranks(place)
             if any(directory is not None for ranks in found.values() for directory in ranks.values()):
                 return place, found
-    return None
+    kept = kept_at(path)
+    return (path, {step: dict(ranks) for step, ranks in kept.items()}) if kept else None
 
 
 def holds_dump(path: Path) -> bool:
     """Is this a path of a dump: its root, the directory of a step or a rank, or a dump.json? Not the output directory of its run."""
     directory = path.parent if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir() else path
     with contextlib.suppress(DumpFormatError):
-        found = find_dump(directory) if directory.is_dir() else None
+        found = find_dump(directory)
         return found is not None and found[0] == directory
     return False
 
@@ -78,12 +80,15 @@ def find_ranks(path: Path) -> Found:
         step = layout.step_of(path.resolve().parent.name)
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
     elif any(layout.is_rank_directory(name) for name in (*(child.name for child in _children(path)), *_lost(path))):
-        found[layout.step_of(path.resolve().name)] = _ranks(path)
+        step = layout.step_of(path.resolve().name)
+        found[step] = {**kept_at(path).get(step or 0, {}), **_ranks(path)}
     else:
         for child in _children(path):
             step = layout.step_of(child.name)
             if step is not None:
                 found[step] = _ranks(child)
+        for step, ranks in ranks_in(path).items():
+            found[step] = {**ranks, **found.get(step, {})}
         found |= {step: {name: None} for name in _lost(path) if (step := layout.step_of(name)) is not None}
     return {step: ranks for step, ranks in found.items() if ranks}
 

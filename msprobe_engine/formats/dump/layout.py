@@ -9,7 +9,8 @@
     .incomplete                              there while the step is not finished (`msprobe_engine.formats.dump.step_mark`)
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.formats.dump.frame_log`)
 
-A dump of an incident is one file: its dump.json holds stack.json and construct.json, each on a line of its own behind the records.
+A dump of an incident is one file: its dump.json holds stack.json and construct.json, each on a line of its own behind the records. The
+steps that a rank had kept in memory are in one file all together (`msprobe_engine.formats.dump.ring_file`).
 """
 
 from __future__ import annotations

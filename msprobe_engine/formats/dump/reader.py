@@ -16,11 +16,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.errors import DumpFormatError, TextError, UnreadableFileError, UsageError
-from msprobe_engine.core.io.input_files import open_input, read_input
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
+from msprobe_engine.formats.dump.ring_file import read_step_file
 from msprobe_engine.formats.dump.world import Times, times_of
 
 if TYPE_CHECKING:
@@ -47,12 +48,12 @@ def open_dump(root: Path | str) -> DumpDirectory:
     require_visible(path)
     if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
         path = path.parent
-    if not path.is_dir():
+    found = find_dump(path)
+    if found is None and not path.is_dir():
         what = "is no directory and no dump.json" if path.exists() else f"there is no such file or directory{nearby(Path(root))}"
         raise DumpFormatError(
             f"{root}: {what}; give a dump.json, the directory of a rank or a step, the root of a dump, or the output directory of a run"
         )
-    found = find_dump(path)
     if found is None:
         raise DumpFormatError(f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found {describe_content(path)}")
     return DumpDirectory(*found)
@@ -274,7 +275,7 @@ def read_bytes(file: Path) -> bytes:
         DumpFormatError: it cannot be read, or is larger than `MOST_BYTES`.
     """
     try:
-        return read_input(file, MOST_BYTES)
+        return read_step_file(file, MOST_BYTES)
     except FileNotFoundError:
         raise
     except OddFileError:

@@ -24,6 +24,7 @@ from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import TENSOR, DumpTable, fill, read_side, say_missing
 from msprobe_engine.formats.dump.reader import object_inside, parse_json, parse_object
+from msprobe_engine.formats.dump.ring_file import read_step_file
 from msprobe_engine.formats.dump.shared_columns import Plan, RankList, RankNodes, RankTexts, SharedColumns
 from msprobe_engine.formats.dump.stream import records_of, split_header
 
@@ -74,7 +75,7 @@ def read_text(path: Path) -> Text | None:
     if (path.parent / layout.MARKER).exists():
         return None
     try:
-        data = read_input(path, MOST_BYTES)
+        data = read_step_file(path, MOST_BYTES)
         beside = [read_input(file, MOST_BYTES) if (file := path.parent / name).exists() else b"" for name in layout.COMPANIONS]
     except OSError:
         return None

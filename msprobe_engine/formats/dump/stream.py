@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from msprobe_engine.core.errors import DumpFormatError, TextError, UnreadableFileError
-from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.find_dumps import nearby
 from msprobe_engine.formats.dump.reader import MOST_BYTES, parse_json, parse_object, read_bytes
+from msprobe_engine.formats.dump.ring_file import has_step_file, open_step_file
 from msprobe_engine.formats.dump.step_mark import why_unfinished
 
 BLOCK = 1 << 20
@@ -66,7 +66,7 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
     """
     log = path.parent / layout.FRAME_LOG
     unfinished = (path.parent / layout.MARKER).exists() and log.is_file() and path.name == layout.DUMP
-    if unfinished or not path.exists():
+    if unfinished or not has_step_file(path):
         if path.name != layout.DUMP or not log.is_file():
             why = why_unfinished(path.parent)
             stopped = (
@@ -80,7 +80,7 @@ def open_records(path: Path, block: int = BLOCK) -> Iterator[Records]:
         yield _in_one_piece(text, log, recovered=True)
         return
     try:
-        file = open_input(path)
+        file = open_step_file(path)
     except OddFileError:
         raise UnreadableFileError(f"{path}: is no regular file; no dump has such a file, do not trust it") from None
     except OSError as error:

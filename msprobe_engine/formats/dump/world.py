@@ -19,10 +19,11 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError, TextError
-from msprobe_engine.core.io.input_files import open_input, read_input
+from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.frame_log import decode
+from msprobe_engine.formats.dump.ring_file import open_step_file
 
 _HEAD_BYTES = 1 << 14
 """Of a file, in which these keys stand when it has them: in front of them are paths at most."""
@@ -92,7 +93,7 @@ def _logged_head(file: Path) -> bytes:
 def _head(file: Path) -> bytes:
     """The beginning of a file up to its records, empty where it cannot be read."""
     try:
-        with open_input(file) as stream:
+        with open_step_file(file) as stream:
             return _DATA.split(stream.read(_HEAD_BYTES), maxsplit=1)[0]
     except OSError:
         return b""

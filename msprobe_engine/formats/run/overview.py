@@ -20,6 +20,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import all_of_earlier_runs, counts_of
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.ring_file import ring_files, steps_of
 from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.formats.dump.world import lost_parts
 from msprobe_engine.formats.dump.writing import packed_files
@@ -171,6 +172,7 @@ def look(root: Path) -> Overview:
             directories.clear()
         if "incident.json" in files:
             out.incidents.append((place, _read(here / "incident.json")))
+        _ring(here, place, out)
         if layout.step_of(here.name) is not None:
             _step(here, directories, place, out)
             directories.clear()
@@ -237,9 +239,21 @@ def _step(here: Path, directories: list[str], place: str, out: Overview) -> None
     step = layout.step_of(here.name)
     if ranks and step is not None:
         parent = place.rpartition("/")[0] if place != "." else "."
-        out.dumps.setdefault(parent or ".", {})[step] = ranks
-        template = "{0}: the run could not keep everything: {1}"
-        out.lost += [Sentence(template, here / rank.name, rank.lost) for rank in ranks if rank.lost]
+        _add(out, parent or ".", step, here, ranks)
+
+
+def _ring(here: Path, place: str, out: Overview) -> None:
+    """The steps of an incident's ring, of which no rank has a directory."""
+    for rank, file in ring_files(here):
+        for step, (start, stop) in sorted(steps_of(file).items()):
+            above, name = here / f"step{step}", f"rank{rank}"
+            _add(out, place, step, above, [RankDump(name, (layout.DUMP,), 0, False, stop - start, lost=_lost(above / name))])
+
+
+def _add(out: Overview, place: str, step: int, above: Path, ranks: list[RankDump]) -> None:
+    out.dumps.setdefault(place, {}).setdefault(step, []).extend(ranks)
+    template = "{0}: the run could not keep everything: {1}"
+    out.lost += [Sentence(template, above / rank.name, rank.lost) for rank in ranks if rank.lost]
 
 
 def _rank_order(name: str) -> tuple[int, str]:
@@ -264,8 +278,12 @@ def _rank(here: Path) -> RankDump:
         tensor_bytes,
         packed,
         len(unsaved) if isinstance(unsaved, list) else 0,
-        counts_of(lost) if (lost := lost_parts(here)) else "",
+        _lost(here),
     )
+
+
+def _lost(rank: Path) -> str:
+    return counts_of(lost) if (lost := lost_parts(rank)) else ""
 
 
 def _sizes(folder: Path) -> tuple[set[str], int]:

@@ -3,15 +3,16 @@
 ::
 
     incidents/step12-nan_inf/
-      step{N}/rank{R}/dump.json   calls of the ring's steps (always-on level), later of the captured steps; with stacks and tree inside
+      ring_rank{R}.steps          calls of the ring's steps (always-on level), see `formats.dump.ring_file`
+      step{N}/rank{R}/dump.json   calls of the captured steps, later; with stacks and tree inside
       samples_rank{R}.jsonl       monitor samples and scalars of the ring's steps, one per line, then what rank R says: "state" is
                                   "writing" in front of the samples until the calls of its ring are written. Only appended to, by
                                   whole blocks; the last line that says something counts
       finished                    a line for each rank that has finished its file
       incident.json  summary.md   made from all rank files by `merge`
 
-A rank creates two files and one directory, and renames nothing: thousands do so at the same moment. Everything here runs on the writer
-thread.
+A rank creates these three files and one directory, however many steps the ring keeps, and renames nothing: thousands do so at the same
+moment. Everything here runs on the writer thread.
 """
 
 from __future__ import annotations
@@ -28,13 +29,14 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.records import Frame, leaves
 from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.formats.dump.ring_file import append_step, ring_file
+from msprobe_engine.formats.dump.writing.step_text import StepText
+from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.probe.incident.event import VERSION, Event
 from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import finish
 from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfRule
-from msprobe_engine.probe.sinks.base import Sink
 
-"""(incident directory, frame) -> the sink that writes the frame's dump files below it."""
 WORST = 10
 
 
@@ -72,7 +74,7 @@ def write_incident(
         steps: False: the frames are looked at and not written; the rank file is the only one.
 
     Raises:
-        OSError, SinkError: something cannot be written. What was written before stays and the rank file says "writing".
+        OSError: something cannot be written. What was written before stays and the rank file says "writing".
     """
     make_directories(str(directory))
     written = frames if steps else []
@@ -90,29 +92,19 @@ def write_incident(
         "capture": asdict(capture) if capture is not None else None,
         "lost": _lost(frames),
     }
+    text = StepText(Options(), level="mix", single_file=True)
     if any(frame.entries for frame in written):  # takes a while; else the file is there at once
         append_lines(rank_file(directory, rank), [piece])
     for frame in written:
         if frame.entries:
-            sink = dump_sink(directory, frame)
-            try:
-                sink.write(frame, [alert for alert in alerts if alert.step == frame.step])
-                sink.flush()
-            finally:
-                sink.close()
+            ((_, document),) = text.documents(text.prepare(frame, None, {"dump_data_dir": None}))
+            append_step(ring_file(directory, rank), frame.step, document)
     piece["first_nonfinite"] = _first_nonfinite(frames)
     piece["worst"] = _worst([frame for frame in frames if frame.step == event.step] or list(frames[-1:]))
     piece["state"] = "complete"
     append_lines(rank_file(directory, rank), [*_samples(written), piece])
     if last:
         finish(directory, rank, world_size)
-
-
-def dump_sink(directory: Path, frame: Frame) -> Sink:
-    """The project's dump writer for one frame."""
-    from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
-
-    return DumpSink(directory, level=frame.level or "mix", framework=frame.framework, rank=frame.rank, single_file=True)
 
 
 def _samples(frames: Sequence[Frame]) -> Iterator[dict[str, Any]]:

@@ -14,6 +14,7 @@ from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
+from msprobe_engine.formats.dump.ring_file import has_step_file, size_of_step_file
 from msprobe_engine.report.graph.options import GraphOptions
 
 _CUT = (
@@ -56,7 +57,7 @@ class Job:
     def size(self) -> int:
         """Bytes of the files; 0 of those that are not there."""
         files = [path for _, path in (*self.ranks, *self.golden_ranks)]
-        return sum(os.path.getsize(path) for path in files if path.is_file())
+        return sum(map(size_of_step_file, files))
 
     @property
     def ranks(self) -> tuple[tuple[int, Path], ...]:
@@ -209,7 +210,7 @@ def _mixed(target: Path) -> Iterator[tuple[Path, str]]:
 def _file(directory: Path, asked: str) -> Path:
     if asked == layout.DEBUG:
         return directory / layout.DEBUG
-    has_dump = any((directory / name).exists() for name in (layout.DUMP, layout.FRAME_LOG, layout.MARKER))
+    has_dump = has_step_file(directory / layout.DUMP) or any((directory / name).exists() for name in (layout.FRAME_LOG, layout.MARKER))
     return directory / (layout.DUMP if has_dump else layout.DEBUG)
 
 

@@ -17,6 +17,7 @@ from msprobe_engine.core.errors import DumpFormatError, SinkError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, open_regular
 from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+from msprobe_engine.formats.dump.ring_file import holder_of
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import Result
 from msprobe_engine.report.table_files import unwritable
@@ -140,7 +141,7 @@ def _inputs(task: Task) -> list[list[Any]]:
     found = []
     for path in (task.target, task.golden):
         try:
-            status = path.stat()
+            status = holder_of(path).stat()
             found.append([os.fspath(path), status.st_size, status.st_mtime_ns])
         except OSError:
             found.append([os.fspath(path), -1, 0])

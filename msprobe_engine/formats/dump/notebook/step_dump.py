@@ -17,6 +17,7 @@ from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import stack_lines
 from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
+from msprobe_engine.formats.dump.ring_file import has_step_file
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
 
@@ -160,7 +161,7 @@ def load_rank_directory(path: Path | str, step: int | None = None, rank: int | N
         with collection_paused():
             return _load(table, step, rank)
     except DumpFormatError:
-        if table.path.exists() or not (path / layout.MARKER).exists():
+        if has_step_file(table.path) or not (path / layout.MARKER).exists():
             raise
         return StepDump(table, step, rank, {}, {}, {}, False)
 

@@ -1,0 +1,186 @@
+"""The steps that a rank had kept when an incident began, in one file: thousands of ranks write theirs at the same moment, and a file for
+each step would be a create for each.
+
+::
+
+    incidents/step12-nan_inf/ring_rank{R}.steps
+
+For each step a line ``#msprobe step 12, 34567 bytes`` and so many bytes: what its dump.json would hold. A step that stands there more than
+once counts as it was written last. Such a line stands nowhere in JSON, so one step that was cut off or damaged costs no other.
+
+Readers know a step by the path that a file of its own would have, ``step12/rank{R}/dump.json``, and ask for it here. Where there is such
+a file (earlier versions wrote one for each step) it counts.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import BinaryIO
+
+from msprobe_engine.core.io.damaged_files import guard_opening
+from msprobe_engine.core.io.input_files import open_input, open_part, read_opened
+from msprobe_engine.core.io.output_files import write_all
+from msprobe_engine.core.io.regular_files import open_regular
+from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.formats.dump import layout
+
+_NAME = re.compile(r"ring_rank(\d{1,9})\.steps", re.ASCII)
+_MARK = b"#msprobe step "
+_HEAD = re.compile(rb"#msprobe step (\d{1,18}), (\d{1,18}) bytes\n")
+_LONGEST_HEAD = 80
+_BLOCK = 1 << 20
+
+
+def ring_file(directory: Path, rank: int) -> Path:
+    """The steps of a rank in the directory of an incident."""
+    return directory / f"ring_rank{rank}.steps"
+
+
+def append_step(path: Path, step: int, parts: Sequence[bytes | memoryview]) -> None:
+    """Add what the dump.json of a step would hold.
+
+    Raises:
+        OSError: it cannot be written; what stood there stays.
+    """
+    descriptor = open_regular(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
+    try:
+        size = sum(memoryview(part).nbytes for part in parts)
+        write_all(descriptor, [b"\n%b%d, %d bytes\n" % (_MARK, step, size), *parts])
+    finally:
+        os.close(descriptor)
+
+
+def ranks_in(directory: Path) -> dict[int, dict[str, Path]]:
+    """Step to the names of ranks that had kept it, each with the directory that a file of its own would be in."""
+    found: dict[int, dict[str, Path]] = {}
+    for rank, path in ring_files(directory):
+        for step in steps_of(path):
+            found.setdefault(step, {})[f"rank{rank}"] = directory / f"step{step}" / f"rank{rank}"
+    return found
+
+
+def ring_files(directory: Path) -> list[tuple[int, Path]]:
+    """Rank and file, ascending, of all that are in a directory."""
+    with guard_opening(directory):
+        names = [name for entry in os.scandir(directory) if (name := _NAME.fullmatch(entry.name))]
+    return sorted((int(name[1]), directory / name[0]) for name in names)
+
+
+def kept_at(path: Path) -> dict[int, dict[str, Path]]:
+    """The same of the path that a step or a rank in it would have as a directory of its own."""
+    directory = path if layout.step_of(path.name) is not None else path.parent
+    step = layout.step_of(directory.name)
+    if step is None or not directory.parent.is_dir():
+        return {}
+    ranks = ranks_in(directory.parent).get(step, {})
+    chosen = {name: place for name, place in ranks.items() if path in (directory, place)}
+    return {step: chosen} if chosen else {}
+
+
+def steps_of(path: Path) -> dict[int, tuple[int, int]]:
+    """Step to the first byte of it and the one behind it; empty where the file cannot be read."""
+    try:
+        with open_input(path) as file:
+            return {step: (start, stop) for step, _, start, stop in _steps(file.fileno())}
+    except OSError:
+        return {}
+
+
+def damages_in(directory: Path) -> list[str]:
+    """Sentences about files of which a step may be lost with its number."""
+    found: list[str] = []
+    for _, path in ring_files(directory):
+        try:
+            with open_input(path) as file:
+                stray = os.fstat(file.fileno()).st_size - sum(stop - begin for _, begin, _, stop in _steps(file.fileno()))
+        except OSError as error:
+            found.append(Sentence("{0}: cannot be read ({1}); check owner and mode. Its steps are left out", path, str(error.strerror)))
+            continue
+        if stray:
+            template = "{0}: is damaged: {1} bytes of it belong to no step that can be told, and steps may be missing"
+            found.append(Sentence(template, path, f"{stray:,}"))
+    return found
+
+
+def open_step_file(path: Path) -> BinaryIO:
+    """A file of a rank in a step for reading: the one at this path, else what the ring had kept in its place.
+
+    Raises:
+        OSError: as `open_input`.
+    """
+    try:
+        return open_input(path)
+    except (FileNotFoundError, NotADirectoryError):
+        kept = _kept(path)
+        if kept is None:
+            raise
+    return open_part(*kept)
+
+
+def read_step_file(path: Path, most: int) -> bytes:
+    """All that `open_step_file` opens; raises as it does, and of more than `most` bytes."""
+    with open_step_file(path) as file:
+        return read_opened(file, most, path)
+
+
+def size_of_step_file(path: Path) -> int:
+    """Bytes of what `open_step_file` opens; 0 where there is nothing."""
+    if path.is_file():
+        return path.stat().st_size
+    kept = _kept(path)
+    return 0 if kept is None else kept[2] - kept[1]
+
+
+def holder_of(path: Path) -> Path:
+    """The file that changes when what `open_step_file` opens does."""
+    kept = None if path.exists() else _kept(path)
+    return path if kept is None else kept[0]
+
+
+def has_step_file(path: Path) -> bool:
+    """Is there something at a path for `open_step_file`?"""
+    return path.exists() or _kept(path) is not None
+
+
+def _kept(path: Path) -> tuple[Path, int, int] | None:
+    """Where the ring had kept what would be at a path."""
+    rank, step = layout.rank_of(path.parent.name), layout.step_of(path.parent.parent.name)
+    if path.name != layout.DUMP or rank is None or step is None:
+        return None
+    file = ring_file(path.parent.parent.parent, rank)
+    place = steps_of(file).get(step)
+    return None if place is None else (file, *place)
+
+
+def _steps(descriptor: int) -> Iterator[tuple[int, int, int, int]]:
+    """Step, where its line begins, its first byte, and the one behind it."""
+    size = os.fstat(descriptor).st_size
+    at = _next(descriptor, 0, size)
+    while at < size:
+        head = _HEAD.match(os.pread(descriptor, _LONGEST_HEAD, at))
+        if head is None:
+            at = _next(descriptor, at + 1, size)
+            continue
+        start = at + head.end()
+        stop = start + int(head[2])
+        if stop != size and os.pread(descriptor, len(_MARK) + 1, stop) != b"\n" + _MARK:
+            stop = _next(descriptor, start, size) - 1
+        yield int(head[1]), at - 1, start, stop
+        at = stop + 1
+
+
+def _next(descriptor: int, at: int, size: int) -> int:
+    """Where the next line of a step begins, from a byte on; behind the file where there is none."""
+    sought, at = b"\n" + _MARK, max(0, at - 1)
+    while at < size:
+        block = os.pread(descriptor, _BLOCK, at)
+        place = block.find(sought)
+        if place >= 0:
+            return at + place + 1
+        if len(block) <= len(sought):
+            break
+        at += len(block) - len(sought)
+    return size + 1
