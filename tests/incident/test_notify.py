@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.probe.incident.notify import DirectoryNotifier, Notifier, SilentNotifier, StoreNotifier
+from msprobe_engine.probe.incident.notify import MOST_NAMES, DirectoryNotifier, Notifier, SilentNotifier, StoreNotifier
 
 
 def test_store_reaches_every_rank_once(store: Any) -> None:
@@ -107,9 +107,9 @@ def test_foreign_text_is_ignored(store: Any) -> None:
 
 def test_directory(tmp_path: Path) -> None:
     """A shared directory carries events; those of an earlier run are not reported."""
-    old = DirectoryNotifier(tmp_path / "events", 0, patience=2)
+    old = DirectoryNotifier(tmp_path / "events", patience=2)
     old.announce({"id": "old"})
-    a, b = DirectoryNotifier(tmp_path / "events", 0, patience=2), DirectoryNotifier(tmp_path / "events", 1, patience=2)
+    a, b = DirectoryNotifier(tmp_path / "events", patience=2), DirectoryNotifier(tmp_path / "events", patience=2)
     assert a.poll() == b.poll() == []
     a.announce({"id": "new"})
     b.announce({"id": "too"})
@@ -119,6 +119,23 @@ def test_directory(tmp_path: Path) -> None:
     assert all(p.stat().st_mode & 0o777 == 0o640 for p in (tmp_path / "events").iterdir())
     for notifier in (old, a, b):
         notifier.close()
+
+
+def test_ranks_that_announce_the_same_event_make_one_file(tmp_path: Path) -> None:
+    """A NaN that a collective has spread is announced by every rank: each hears of it once, and no rank lists more names than there are
+    events. The same event of a later run in the directory is heard, too. A directory with more names than a run can make is refused."""
+    for run in range(2):
+        ranks = [DirectoryNotifier(tmp_path, patience=2) for _ in range(20)]
+        for rank, notifier in enumerate(ranks):
+            notifier.announce({"id": "step5-nan_inf", "rank": rank})
+        assert [[event["id"] for event in notifier.poll()] for notifier in ranks[:2]] == [["step5-nan_inf"]] * 2
+        assert len(list(tmp_path.iterdir())) == run + 1
+        for notifier in ranks:
+            notifier.close()
+    for number in range(MOST_NAMES + 1):
+        (tmp_path / f"event-{number}").touch()
+    with pytest.raises(OSError, match="empty it"):
+        DirectoryNotifier(tmp_path, patience=2)
 
 
 def test_silent() -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msprobe_integrations.common.ranks.directory_channel import DirectoryChannel, differing
+from msprobe_integrations.common.ranks.directory_channel import LONGEST_AT_END, PAUSE, DirectoryChannel, differing, pause_of
 from msprobe_integrations.common.ranks.replica_channel import Difference
 
 CONTENTS = ["a", "b", "c"]
@@ -49,6 +49,19 @@ def test_the_lowest_rank_learns_who_has_what(tmp_path: Path) -> None:
     for channel in channels[::-1]:
         channel.close()
     assert not (tmp_path / "replicas").exists()
+
+
+def test_looks_of_a_group_have_a_bound(tmp_path: Path) -> None:
+    """The more ranks a group has the longer each pauses: together they look no more often than 16 ranks, until the end of the run waits."""
+    assert {round(ranks / pause_of(ranks)) for ranks in (16, 64, 10_240)} == {320}
+    assert pause_of(2) == pause_of(16) == PAUSE
+    channels = pair(tmp_path, (0, 1))
+    channels[1].ranks = list(range(10_240))
+    assert channels[1]._pause() == pause_of(10_240)
+    channels[1].hurry()
+    assert channels[1]._pause() == LONGEST_AT_END
+    for channel in channels:
+        channel.close()
 
 
 def test_a_rank_does_not_wait_for_one_that_has_closed(tmp_path: Path) -> None:

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import atexit
 import errno
+import hashlib
+import itertools
 import json
 import logging
 import os
 import queue
 import threading
 import time
-import uuid
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Protocol, runtime_checkable
@@ -36,6 +37,8 @@ LEAD_STEPS = 2
 PATIENCE_SECONDS = 0.05
 MAX_BYTES = 16_384
 """An event is about 300 bytes; anything longer is not one."""
+MOST_NAMES = 4096
+"""In the directory of a `DirectoryNotifier`, which every rank lists at the end of a step."""
 GIVE_UP_AFTER = 3
 END_SECONDS = 10.0
 """Seconds that the end of the process waits for a store that has not answered yet: the answer would come into an interpreter that is
@@ -227,22 +230,30 @@ class StoreNotifier(_ThreadedNotifier):
 class DirectoryNotifier(_ThreadedNotifier):
     """Events as files in a directory that all ranks share; a file appears whole (written aside, then renamed).
 
-    Events that are there before the notifier is made belong to an earlier run and are not reported.
+    Events that are there before the notifier is made belong to an earlier run and are not reported. Of ranks that announce the same event,
+    as all do of a NaN that a collective has spread, the first ones write it, all to one file: every rank looks at a few names in a step.
     """
 
-    def __init__(self, directory: Path, rank: int, patience: float = PATIENCE_SECONDS) -> None:
+    def __init__(self, directory: Path, patience: float = PATIENCE_SECONDS) -> None:
         super().__init__(patience)
         self._directory = directory
-        self._rank = rank
         make_directories(str(directory))
-        self._seen = set(self._names())
+        self._earlier = frozenset(self._names())
+        self._seen = set(self._earlier)
 
     def _names(self) -> list[str]:
-        return sorted(entry.name for entry in os.scandir(self._directory) if entry.name.startswith("event-"))
+        names = [entry.name for entry in itertools.islice(os.scandir(self._directory), MOST_NAMES + 1)]
+        if len(names) > MOST_NAMES:
+            raise OSError(f"{self._directory} holds more than {MOST_NAMES} files, and no run announces so many events; empty it")
+        return sorted(name for name in names if name.startswith("event-"))
 
     def _publish(self, text: str) -> None:
-        name = f"event-{self._rank}-{uuid.uuid4().hex}.json"
-        write_file(self._directory / name, [text.encode()])
+        about = json.loads(text).get("id", text)
+        digest = hashlib.sha256(str(about).encode()).hexdigest()[:32]
+        names = (f"event-{digest}-{number}.json" for number in itertools.count())
+        name = next(name for name in names if name not in self._earlier)  # the same on all ranks, for all saw the same at the start
+        if not (self._directory / name).exists():
+            write_file(self._directory / name, [text.encode()])
 
     def _fetch(self) -> list[str | bytes]:
         out: list[str | bytes] = []

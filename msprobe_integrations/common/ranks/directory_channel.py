@@ -1,7 +1,8 @@
 """A `Channel` over a directory that all ranks see: for frameworks without a second way between ranks that cannot hold up the training.
 
 Per check every rank writes one file, 9 bytes per tensor and 8 more, and the lowest rank reads them all and takes them away, which is how
-the others know. Nothing waits: a rank that never answers costs a message after `patience` seconds.
+the others know. Nothing waits: a rank that never answers costs a message after `patience` seconds. Only the lowest rank lists the
+directory, and the more ranks there are the longer each of them pauses between two looks (`pause_of`): the looks of a group have a bound.
 
 A run must not read what an earlier one has left: the lowest rank draws a token and puts it into ``leader``, and the names of all other
 files begin with it. A rank that was earlier, and has seen an old token, writes again under the new one.
@@ -22,7 +23,7 @@ import threading
 import time
 import uuid
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from pathlib import Path
 from typing import NamedTuple
 
@@ -39,7 +40,10 @@ PATIENCE = 1800.0
 LIMIT = 16
 """Checks that may wait in line."""
 PAUSE = 0.05
-"""Seconds between two looks at the directory while something is under way."""
+"""Seconds between two looks of a rank at the directory while something is under way, in a group of up to `PAUSED` ranks."""
+PAUSED = 16
+LONGEST_AT_END = 0.5
+"""Seconds between two looks when the end of the run waits."""
 ABSENT_AT_END = 2.0
 """Seconds that the end of the run waits for a rank that has never answered."""
 CLOSED = "its probe was closed"
@@ -181,7 +185,7 @@ class DirectoryChannel:
 
     def _work(self) -> None:
         while not self._closed:
-            self._wake.wait(None if not self._waiting else PAUSE)
+            self._wake.wait(self._pause() if self._waiting else None)
             self._wake.clear()
             try:
                 while self._waiting and self._advance():
@@ -195,6 +199,10 @@ class DirectoryChannel:
                     if self._read_token() != self._token:  # the leader has closed meanwhile
                         self._left_file(self._rank).unlink()
                         self._remove_directory()
+
+    def _pause(self) -> float:
+        pause = pause_of(len(self.ranks))
+        return min(pause, LONGEST_AT_END) if self._absent_at else pause
 
     def _left_file(self, rank: int) -> Path:
         return self._directory / f"{self._token}.left.rank{rank}"
@@ -210,12 +218,17 @@ class DirectoryChannel:
             return False
         return self._lead(checks[0]) if self.leader else self._follow(checks)
 
-    def _why_missing(self, ranks: Sequence[int]) -> str:
-        """Why these ranks will not answer; empty when they may."""
+    def _why_missing(self, ranks: Sequence[int], there: Collection[str]) -> str:
+        """Why these ranks will not answer; empty when they may.
+
+        Args:
+            there: names of the files in the directory.
+        """
         for rank in ranks:
-            with contextlib.suppress(OSError):
-                why = read_input(self._left_file(rank), _LONGEST_REASON + 1, follow=False).decode("utf-8", "replace")
-                return f"rank {rank}: {why}"
+            if self._left_file(rank).name in there:
+                with contextlib.suppress(OSError):
+                    why = read_input(self._left_file(rank), _LONGEST_REASON + 1, follow=False).decode("utf-8", "replace")
+                    return f"rank {rank}: {why}"
             if rank not in self._heard and self._absent_at and time.monotonic() > self._absent_at:
                 return f"rank {rank}: {SILENT}"
         return ""
@@ -252,11 +265,12 @@ class DirectoryChannel:
         return False
 
     def _lead(self, check: _Check) -> bool:
+        there = set(os.listdir(self._directory))
         others = [self._directory / f"{self._token}.{check.step}.rank{rank}" for rank in self.ranks[1:]]
-        missing = [rank for rank, path in zip(self.ranks[1:], others) if not path.exists()]
+        missing = [rank for rank, path in zip(self.ranks[1:], others) if path.name not in there]
         self._heard.update(set(self.ranks[1:]) - set(missing))
         if missing:
-            why = self._why_missing(missing)
+            why = self._why_missing(missing, there)
             if why and self._over(check, None):
                 with self._lock:
                     self._left_out[why] = self._left_out.get(why, 0) + 1
@@ -301,6 +315,11 @@ class DirectoryChannel:
         except OSError:
             return ""
         return text if _TOKEN.fullmatch(text) else ""
+
+
+def pause_of(ranks: int) -> float:
+    """Seconds between two looks of a rank of so many: together they look no more often than `PAUSED` ranks do."""
+    return PAUSE * max(1.0, ranks / PAUSED)
 
 
 def differing(digests: Words, known: Mask) -> list[Difference]:

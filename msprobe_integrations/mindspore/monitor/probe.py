@@ -80,7 +80,7 @@ class MindSporeProbe(Probe):
         """What tells other ranks of incidents, or of what `about` names, through a directory that all of them see; None for one process."""
         if self.backend.world_size() == 1:
             return None
-        return DirectoryNotifier(Path(self.settings.output_dir) / (about or "incidents") / ".notify", rank=self.backend.rank() or 0)
+        return DirectoryNotifier(Path(self.settings.output_dir) / (about or "incidents") / ".notify")
 
     def chunks_of(self, models: Any, optimizer: Any) -> list[Any]:
         """The network, or a list of networks, as a list.

@@ -29,7 +29,7 @@ def find_notifier(output_dir: Path, about: str = "") -> Notifier | None:
         return None
     store: distributed_c10d.Store | None = distributed_c10d._get_default_store()
     if store is None:
-        return DirectoryNotifier(output_dir / (about or "incidents") / ".notify", rank=dist.get_rank())
+        return DirectoryNotifier(output_dir / (about or "incidents") / ".notify")
     shared: Any = distributed_c10d.PrefixStore("msprobe", store)
     prefix = f"msprobe/{about or 'incident'}"
     if dist.get_world_size() <= MOST_ASKING:
