@@ -24,7 +24,7 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.process.jobs import cluster, run_jobs
 from msprobe_engine.formats.dump import read_far
 from msprobe_engine.formats.dump.read_far import Answer
-from msprobe_engine.formats.dump.replicas import ReplicaReader
+from msprobe_engine.formats.dump.replicas import ReplicaReader, read_text
 from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
@@ -298,27 +298,29 @@ def test_ranks_that_workers_read_are_those_that_are_read_here(tmp_path: Path, ca
 
 
 @pytest.mark.slow
-def test_a_file_that_changes_while_workers_read(tmp_path: Path) -> None:
-    """The others keep their own numbers; of the file itself what it has now is read."""
+def test_workers_read_each_file_once(tmp_path: Path) -> None:
+    """Also of files that are like no other; what changes behind the reading is not mixed with what was read."""
     distributed = pytest.importorskip("distributed")
     target, _ = pair(tmp_path, 3)
     files = [target / f"step0/rank{rank}/dump.json" for rank in range(3)]
-    changed = files[2].read_text().replace('"Max": ', '"Max": 1')
+    files[1].write_text(files[1].read_text().replace('"Max": ', '"Max": 1'))
+    here, read = ReplicaReader(SharedColumns()), list[Path]()
+    expected = [_columns(here, file) for file in files]
     with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
-        far, here = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address), ReplicaReader(SharedColumns())
+        far = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address)
         with pytest.MonkeyPatch.context() as patch:
-            templates = read_far.templates
-            patch.setattr(read_far, "templates", lambda *rest: (files[2].write_text(changed), templates(*rest))[1])
+            patch.setattr(read_far, "read_text", lambda file: (read.append(file), read_text(file))[1])
             far.expect(files)
-    for file in files:
-        assert _columns(far, file) == _columns(here, file)
+    files[2].write_text("{")
+    assert sorted(read) == files
+    assert [_columns(far, file) for file in files] == expected
 
 
 _look = read_far._look
 
 
-def _look_but(file: Path, hidden: Path) -> Answer:
-    return Answer(there=False) if file == hidden else _look(file)
+def _look_but(call: str, file: Path, hidden: Path) -> Answer:
+    return Answer(there=False) if file == hidden else _look(call, file)
 
 
 def _columns(reader: ReplicaReader, file: Path) -> tuple[str, dict[str, Any]]:

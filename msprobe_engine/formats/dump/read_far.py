@@ -4,9 +4,11 @@ rank."""
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping, Sequence
+import uuid
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.progress import bar
@@ -14,28 +16,34 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.jobs import on_cluster
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import Seen, Template, make_template, read_text
+from msprobe_engine.formats.dump.ring_file import has_step_file
 
 _log = get_logger()
 
-R = TypeVar("R")
-
 
 class Answer(NamedTuple):
-    """Of one file. seen: where it may be the same as others; table: where it has to be read for itself and nothing is wrong with it;
-    there: the worker has found it."""
+    """Of one file. seen: where it may be the same as others; template: of the first such file that a worker has read, so that it reads none
+    twice; table: where it has to be read for itself and nothing is wrong with it; there: the worker has found it."""
 
     seen: Seen | None = None
+    template: Template | None = None
     table: DumpTable | None = None
     there: bool = True
 
 
+_KEPT = 16
+_answered: dict[str, set[bytes]] = {}
+"""In a worker: of the last `_KEPT` calls of `look` the digests of which it has given a template."""
+
+
 def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
     """What the files are. A file with which something is wrong has no answer here: who reads it says so."""
-    found = _on_workers(paths, _look, scheduler, "read")
+    found = _on_workers(paths, partial(_look, uuid.uuid4().hex), scheduler)
     for path, answer in found.items():
-        if answer.table is not None:
-            answer.table.path = path
-    unseen = [path for path, answer in found.items() if not answer.there and path.exists()]
+        for table in (answer.table, None if answer.template is None else answer.template.table):
+            if table is not None:
+                table.path = path
+    unseen = [path for path, answer in found.items() if not answer.there and has_step_file(path)]
     if unseen:
         _log.warning(
             "the workers of %s do not see %d of %d files, the first is %s; these are read here: give a path on a file system that the "
@@ -45,40 +53,29 @@ def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
     return found
 
 
-def templates(files: Mapping[bytes, Path], scheduler: str) -> dict[bytes, Template | None]:
-    """A table for all ranks that are the same, of one file of each digest; None of a file that has another one by now."""
-    found = _on_workers(list(files.values()), _template, scheduler, "tables")
-    told: dict[bytes, Template | None] = {}
-    for digest, path in files.items():
-        now, template = found[path]
-        told[digest] = template if now == digest else None
-        if template is not None:
-            template.table.path = path
-    return told
-
-
-def _on_workers(paths: Sequence[Path], work: Callable[[Path], R], scheduler: str, word: str) -> dict[Path, R]:
+def _on_workers(paths: Sequence[Path], work: Callable[[Path], Answer], scheduler: str) -> dict[Path, Answer]:
     files = {Path(os.path.abspath(path)): path for path in paths}  # workers run in directories of their own
-    found: dict[Path, R] = {}
+    found: dict[Path, Answer] = {}
     if files:
-        with bar(word, len(files)) as advance:
+        with bar("read", len(files)) as advance:
             for file, answer in on_cluster(list(files), work, scheduler):
                 found[files[file]] = answer
                 advance(str(files[file]))
     return {path: found[path] for path in paths}
 
 
-def _look(file: Path) -> Answer:
+def _look(call: str, file: Path) -> Answer:
     text = read_text(file)
     if text is not None:
-        return Answer(text.seen)
+        answered = _answered.setdefault(call, set())
+        for old in list(_answered)[:-_KEPT]:
+            _answered.pop(old, None)
+        if text.seen.digest in answered:
+            return Answer(text.seen)
+        answered.add(text.seen.digest)
+        return Answer(text.seen, make_template(file, text))
     try:
         table = read_side(file)
     except DumpFormatError:
-        return Answer(there=file.exists())
+        return Answer(there=has_step_file(file))
     return Answer(table=None if table.problems else table)
-
-
-def _template(file: Path) -> tuple[bytes, Template | None]:
-    text = read_text(file)
-    return (b"", None) if text is None else (text.seen.digest, make_template(file, text))

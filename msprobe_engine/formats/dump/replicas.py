@@ -147,16 +147,12 @@ class ReplicaReader:
         from msprobe_engine.formats.dump import read_far
 
         todo = [path for path in paths if path not in self._ahead and not (self._kept and path in self._kept)]
-        known = self._templates.keys()
         for path, answer in read_far.look(todo, self._scheduler).items():
             self._ahead[path] = answer.seen
+            if answer.seen is not None and answer.template is not None and answer.seen.digest not in self._templates:
+                self._add(answer.seen, answer.template)
             if answer.table is not None:
                 self._own[path] = answer.table
-        missing = {seen.digest: path for path, seen in self._ahead.items() if seen is not None and seen.digest not in known}
-        for digest, template in read_far.templates(missing, self._scheduler).items():
-            seen = self._ahead[missing[digest]]
-            assert seen is not None
-            self._add(seen, template)
 
     def read(self, path: Path) -> DumpTable:
         """As `read_side`.
@@ -196,9 +192,12 @@ class ReplicaReader:
             seen = None if text is None else text.seen
         if seen is None:
             return None
-        if seen.digest not in self._templates and (text := text or read_text(path)) is not None:
+        if seen.digest not in self._templates:
+            text = text or read_text(path)
+            if text is None or text.seen.digest != seen.digest:  # it has changed since a worker saw it
+                return None
             self._add(seen, make_template(path, text))
-        template = self._templates.get(seen.digest)
+        template = self._templates[seen.digest]
         if template is None:
             return None
         if template.finite and seen.finite:
