@@ -56,6 +56,8 @@ class Figures:
         start_ms: CPU of the store's process until every node waits.
         step_ms: the same for one step of all nodes in which nothing happens.
         longest_ms: that a rank was held at the end of a step: of a node that has a process of its own, as in a real job.
+        waits: calls of that rank in which it gave up the core to wait for something. Where there is none, a longer hold is of the system,
+            which gave the core to another process.
         event_ms, heard_ms: CPU of the store's process for one event, and until every node has heard of it.
         asking_ms: what a step would cost the store's process if every rank asked.
         sockets: of the store's process.
@@ -66,6 +68,7 @@ class Figures:
     start_ms: float
     step_ms: float
     longest_ms: float
+    waits: int
     event_ms: float
     heard_ms: float
     asking_ms: float
@@ -200,7 +203,7 @@ def stand_for(port: int, first: int, nodes: int, pipe: Any) -> None:
     notifiers: list[Any] = []
     while (told := pipe.recv()) != "end":
         word, *rest = told
-        longest, heard = 0.0, 0
+        longest, heard, waits = 0.0, 0, 0
         if word == "watch":
             pairs = enumerate(zip(stores, watched))
             notifiers = [NodeNotifier(store, str(first + n), first=True, watched=another) for n, (store, another) in pairs]
@@ -215,10 +218,11 @@ def stand_for(port: int, first: int, nodes: int, pipe: Any) -> None:
             notifiers[0].announce({"id": rest[0]})
         else:
             for notifier in notifiers:
-                begin = time.perf_counter()
+                begin, gave_up = time.perf_counter(), resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw
                 heard += len(notifier.poll())
                 longest = max(longest, time.perf_counter() - begin)
-        pipe.send((longest, heard))
+                waits += resource.getrusage(resource.RUSAGE_THREAD).ru_nvcsw > gave_up
+        pipe.send((longest, heard, waits))
     os._exit(0)
 
 
@@ -238,18 +242,19 @@ def measure(nodes: int, steps: int) -> Figures:
         processes[-1].start()
         members.append(mine)
 
-    def tell(*words: Any, who: Sequence[Any] = members) -> tuple[float, int]:
+    def tell(*words: Any, who: Sequence[Any] = members) -> tuple[float, int, int]:
         for pipe in who:
             pipe.send(words)
         said = [pipe.recv() for pipe in who]
-        return said[0][0], sum(heard for _, heard in said)
+        return said[0][0], sum(heard for _, heard, _ in said), said[0][2]
 
     begun = _cpu_ms(server.pid)
     tell("watch")
     start, sockets = _cpu_ms(server.pid) - begun, len(os.listdir(f"/proc/{server.pid}/fd"))
-    begun, longest = _cpu_ms(server.pid), 0.0
+    begun, longest, waits = _cpu_ms(server.pid), 0.0, 0
     for _ in range(steps):
-        longest = max(longest, tell("step")[0])
+        held, _, waited = tell("step")
+        longest, waits = max(longest, held), waits + waited
     step = (_cpu_ms(server.pid) - begun) / steps
     begun, began, heard = _cpu_ms(server.pid), time.perf_counter(), 0
     tell("announce", "x", who=members[:1])
@@ -270,7 +275,7 @@ def measure(nodes: int, steps: int) -> Figures:
     here.send("end")
     server.join()
     start, step, longest, event, heard_ms, asking = (round(ms, 2) for ms in (start, step, longest * 1e3, event, heard_ms, asking))
-    return Figures(nodes, nodes * RANKS_PER_NODE, start, step, longest, event, heard_ms, asking, sockets)
+    return Figures(nodes, nodes * RANKS_PER_NODE, start, step, longest, waits, event, heard_ms, asking, sockets)
 
 
 def _cpu_ms(pid: int | None) -> float:
@@ -301,13 +306,14 @@ def main() -> None:
             figures.append(measure_tree(ranks, words, max(5, options.steps // 10), met))
             print(" ".join(f"{value:>10,}" for value in vars(figures[-1]).values()), flush=True)
     if options.nodes:
-        print(f"{'nodes':>6}{'ranks':>8}{'start':>9}{'step':>9}{'held':>9}{'event':>9}{'heard':>9}{'if all ask':>12}{'sockets':>9}   (ms)")
+        names = ("start", "step", "held", "waits", "event", "heard")
+        print(f"{'nodes':>6}{'ranks':>8}{''.join(f'{name:>9}' for name in names)}{'if all ask':>12}{'sockets':>9}   (ms)")
     for nodes in options.nodes:
         now = measure(nodes, options.steps)
         figures.append(now)
         print(
-            f"{now.nodes:6,}{now.ranks:8,}{now.start_ms:9.0f}{now.step_ms:9.2f}{now.longest_ms:9.2f}{now.event_ms:9.0f}{now.heard_ms:9.0f}"
-            f"{now.asking_ms:12.1f}{now.sockets:9,}",
+            f"{now.nodes:6,}{now.ranks:8,}{now.start_ms:9.0f}{now.step_ms:9.2f}{now.longest_ms:9.2f}{now.waits:9}"
+            f"{now.event_ms:9.0f}{now.heard_ms:9.0f}{now.asking_ms:12.1f}{now.sockets:9,}",
             flush=True,
         )
     if options.json:
