@@ -168,7 +168,48 @@ UPDATE = r"flatten_dense|norm|clip|Tensor\.\w+_\.|foreach|param|weight|grad"
 SUM = r"all_reduce|reduce|Distributed|matmul|view_as|Linear"
 TWO, THREE = ("mix", "L0"), ("mix", "L1", "L0")
 
+
+def eps_of_the_second_layer(chunks: list[Any]) -> None:
+    for chunk in chunks:
+        for layer in chunk.decoder.layers:
+            if layer.layer_number == 2:
+                layer.input_layernorm.eps = 1e-3
+
+
+def bias_of_the_first_rank(chunks: list[Any]) -> None:
+    import torch.distributed as dist
+    from megatron.core import parallel_state as state
+
+    dist.broadcast(decoder(chunks).layers[1].self_attention.linear_qkv.bias.data, 0, group=state.get_tensor_model_parallel_group())
+
+
+def scores_of_one_rank(chunks: list[Any]) -> None:
+    """One rank scales the scores of its heads by another number."""
+    from megatron.core import parallel_state as state
+
+    if state.get_tensor_model_parallel_rank() == 1:
+        decoder(chunks).layers[0].self_attention.core_attention.softmax_scale *= 1.25
+
+
 CASES = (
+    Fault(
+        "mcore: eps of a later stage", of("--pp 2 --nmb 4"), eps_of_the_second_layer, r"layers\.\d\.input_layernorm", levels=("mix", "L0")
+    ),
+    Fault(
+        "mcore: bias of the first rank",
+        of("--tp 2"),
+        bias_of_the_first_rank,
+        r"layers\.1\.self_attention\.linear_qkv",
+        levels=("mix", "L0"),
+    ),
+    Fault(
+        "mcore: scores of one rank, from one process",
+        of("--bf16"),
+        scores_of_one_rank,
+        r"layers\.0\.self_attention|core_attention",
+        levels=("mix", "L0"),
+        other=of("--tp 2 --bf16"),
+    ),
     Fault(
         "mcore: last norm not summed under SP",
         of("--tp 2 --sp"),

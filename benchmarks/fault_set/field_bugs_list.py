@@ -14,6 +14,8 @@ import field_bugs_in_ranks
 import field_bugs_in_transformers
 import field_bugs_in_updates
 import field_bugs_monitored
+import field_bugs_unseen
+import field_bugs_unseen_healthy
 import field_bugs_watched
 import field_bugs_watched_healthy
 from field_bugs_beside import Beside
@@ -31,11 +33,13 @@ FAULTS: tuple[Fault, ...] = (
     *field_bugs_in_megatron.CASES,
     *field_bugs_watched.CASES,
     *field_bugs_monitored.CASES,
+    *field_bugs_unseen.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_healthy.CASES,
     *field_bugs_deepspeed.HEALTHY,
     *field_bugs_in_megatron.HEALTHY,
     *field_bugs_watched_healthy.CASES,
+    *field_bugs_unseen_healthy.CASES,
 )
 BESIDE: tuple[Beside, ...] = (*field_bugs_beside.CASES, *field_bugs_beside.HEALTHY)

@@ -272,3 +272,26 @@ def test_masks_are_compared_by_the_number_of_their_true_values(
     assert said in found.text()
     told = [side["true_count"] for one in found.suspects for side in one.numbers.values()]
     assert told == ([6, 5] if code == 1 else [])
+
+
+def test_a_mask_that_a_module_is_given_comes_before_what_is_made_of_it(tmp_path: Path) -> None:
+    """Where modules alone are recorded, a linear layer in an attention takes in numbers that its code has made with the mask, and the
+    attention was given the mask by the block around it: what the outermost of them is given differs first."""
+    names = [f"Module.{path}.forward.0" for path in ("layers.0.attention.o.Linear", "layers.0.attention.Attention", "layers.0.Block")]
+    runs = []
+    for k, name in enumerate(("target", "golden")):
+        mask = {"type": "torch.Tensor", "dtype": "torch.bool", "shape": [4, 4], "Max": True, "Min": False, "Mean": None, "Norm": None}
+        mask |= {"requires_grad": False, "true_count": 6 - k}
+        made = _tensor(3.0 + k)
+        given = ([made], [_tensor(2.0), mask], [_tensor(2.0), mask])
+        directory = tmp_path / name / "step0" / "rank0"
+        directory.mkdir(parents=True)
+        data = {record: {"input_args": some, "input_kwargs": {}, "output": [made]} for record, some in zip(names, given)}
+        header = {"task": "statistics", "level": "L0", "framework": "pytorch", "dump_data_dir": None}
+        (directory / "dump.json").write_text(json.dumps(header | {"data": data}))
+        (directory / "construct.json").write_text(json.dumps(dict(zip(names, [*names[1:], None]))))
+        (directory / "stack.json").write_text("{}")
+        runs.append(tmp_path / name)
+    first = diagnose(*runs).first_suspect
+    assert first is not None
+    assert (first.record, first.tensor) == (names[2], f"{names[2]}.input.1")

@@ -245,15 +245,21 @@ def _takes_rearranged(walker: DifferenceWalk, op: int) -> bool:
 
 def _own_code(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """Where only modules are recorded, the code of a module itself is not: it made what a module in it takes in, if what it takes in
-    itself is the same on both sides."""
+    itself is the same on both sides. Where it is given something else that no record has made (a mask), the code around it made that."""
     tree = walker.target
-    around = walker.position(tree.parents[origin.op])
-    if around < 0 or any(len(kind) == 3 for kind in tree.kinds):
+    if any(len(kind) == 3 for kind in tree.kinds):
         return
-    span = range(walker.starts[around], walker.starts[around + 1])
-    if all(walker.side.role[walker.rows[at][0]] == OUTPUT or walker.measured.distance[at] <= origin.limit for at in span):
-        origin.op, origin.partner = walker.structure.pairs[around]
-        origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
+    while (around := walker.position(tree.parents[origin.op])) >= 0:
+        span = range(walker.starts[around], walker.starts[around + 1])
+        taken = [at for at in span if walker.side.role[walker.rows[at][0]] != OUTPUT]
+        if all(walker.measured.distance[at] <= origin.limit for at in taken):
+            origin.op, origin.partner = walker.structure.pairs[around]
+            origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
+            return
+        given = [at for at in taken if walker.carried.ratio[at] > 1 and walker.side.role[walker.rows[at][0]] == INPUT]
+        if origin.kind == GRADLESS or not given or any(walker.rows[at][0] in tree.producers for at in given):
+            return
+        walker.move(origin, around, given[0])
 
 
 def for_own_use(walker: DifferenceWalk, op: int, other: int) -> bool:

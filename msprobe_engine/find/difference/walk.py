@@ -462,6 +462,10 @@ class DifferenceWalk:
         limit = distance / times if 0 < times < np.inf and distance < np.inf else 0.0
         return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, times, bool(noise))
 
+    def move(self, origin: DifferenceOrigin, at: int, given: int) -> None:
+        """The difference begins in what another pair of records takes in; `given`: the pair of rows."""
+        vars(origin).update(vars(self._origin(*self.structure.pairs[at], TAKEN, given, 0.0)))
+
     def blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
         attribution.unmatched(self, origin)
