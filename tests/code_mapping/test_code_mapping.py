@@ -15,8 +15,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.tensors.kernel_files import kernel_directories, kernel_files, parse_name, rank_and_step
 from msprobe_engine.report.code_mapping.ir import Node, read_nodes
-from msprobe_engine.report.code_mapping.lookup import Lookup
-from msprobe_engine.report.code_mapping.mapping import map_code
+from msprobe_engine.report.code_mapping.mapping import Lookup, map_code
 
 NEW = """\
 # IR entry: @kernel_graph0

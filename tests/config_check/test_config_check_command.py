@@ -18,7 +18,7 @@ from msprobe_engine.config.environment import variables as environment
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.formats.pack import entries
-from msprobe_engine.report.config import xlsx
+from msprobe_engine.report.config import files as xlsx
 from msprobe_engine.report.config.tables import Table
 
 PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"

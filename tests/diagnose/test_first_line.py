@@ -13,8 +13,8 @@ from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.text.source_line import parse_line, place_in_source
 from msprobe_engine.find.argument_names import argument_name
 from msprobe_engine.find.config.difference import ENV, SETTINGS, Difference
+from msprobe_engine.find.config_and_checkpoint import explaining
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate
-from msprobe_engine.find.explained_by_settings import explaining
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.run import diagnose
 

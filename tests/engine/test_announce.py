@@ -3,7 +3,7 @@
 import pytest
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.probe.announce import Announcer
+from msprobe_engine.probe.pipeline import Announcer
 
 
 def alerts(step: int, n: int, rule: str = "nan_inf") -> list[Alert]:

@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.formats.grad_probe import signs
-from msprobe_integrations.torch.gradient_probe import signs as grad_signs
+from msprobe_integrations.torch.gradient_probe import step as grad_signs
 
 CODES = st.lists(st.integers(0, 3), max_size=70)
 

@@ -17,8 +17,7 @@ from msprobe_engine.core.errors import SinkError
 from msprobe_engine.report.graph import run as module
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
-from msprobe_engine.report.graph.run import run
-from msprobe_engine.report.graph.stamps import reserve
+from msprobe_engine.report.graph.run import reserve, run
 
 
 class Kept:

@@ -22,9 +22,9 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
+from msprobe_engine.report.graph.global_suspect import node_of
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.make import merged
-from msprobe_engine.report.graph.merge.origins import node_of
 from msprobe_engine.report.graph.merge.whole import MergedRanks, whole
 from msprobe_engine.report.graph.merge.write_back import construct_of, dump_of, stacks_of
 from msprobe_engine.report.graph.nodes.build import build

@@ -16,8 +16,8 @@ from fault_megatron import dump
 from fault_stages import LAYOUTS, PLANTED
 
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.report.graph.global_suspect import node_of
 from msprobe_engine.report.graph.merge.make import merged
-from msprobe_engine.report.graph.merge.origins import node_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
 from msprobe_engine.report.graph.source import jobs_of

@@ -22,7 +22,7 @@ from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.tensors import memory, npy
-from msprobe_integrations.mindspore.tensors.dtypes import KERNEL
+from msprobe_integrations.mindspore.tensors.memory import KERNEL
 
 SIZES = {name: host_kernel.ITEMSIZE[code] for name, code in KERNEL.items()}
 

@@ -26,7 +26,7 @@ from msprobe_engine.formats.tensors.saved_file import numpy_of
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
 from msprobe_integrations.mindspore.tensors import npy
-from msprobe_integrations.mindspore.tensors.dtypes import KERNEL
+from msprobe_integrations.mindspore.tensors.memory import KERNEL
 
 TYPES = [*KERNEL, "HiFloat8"]
 

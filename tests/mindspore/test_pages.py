@@ -24,7 +24,7 @@ from msprobe_engine.formats.tensors.kernel_files import kernel_directories, kern
 from msprobe_engine.report.code_mapping.ir import read_nodes
 from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.tensors import npy
-from msprobe_integrations.mindspore.tensors.dtypes import KERNEL, WITHOUT_KERNEL
+from msprobe_integrations.mindspore.tensors.memory import KERNEL, WITHOUT_KERNEL
 
 ROOT = Path(__file__).parents[2]
 CODE_MAPPING = "docs/guide/code-mapping.md"

@@ -11,10 +11,9 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.metrics_server.families import Family
 from msprobe_engine.core.records import Sample, TensorDescription, TensorRef
 from msprobe_engine.probe.sinks.prometheus.layers import _METRICS
-from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
+from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics, element_size
 from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX, document
 from msprobe_engine.probe.sinks.prometheus.node import folded, node_families, write_snapshot
-from msprobe_engine.probe.sinks.prometheus.traffic import element_size
 
 
 def test_the_page_is_made_from_the_code() -> None:

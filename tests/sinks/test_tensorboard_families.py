@@ -15,8 +15,7 @@ from msprobe_engine.core.records import Frame, Sample, TensorRef
 from msprobe_engine.core.settings.schema import MonitorSettings, TensorBoardSettings
 from msprobe_engine.core.statistics import histograms
 from msprobe_engine.probe.sinks import tensorboard
-from msprobe_engine.probe.sinks.heatmap import COLUMNS, Heatmap
-from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
+from msprobe_engine.probe.sinks.tensorboard import COLUMNS, Heatmap, TensorBoardSink
 
 
 def sample(family: str, name: str, phase: str = "", micro_step: int = -1, **extra: Any) -> Sample:

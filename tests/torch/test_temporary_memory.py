@@ -14,7 +14,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs, rows
 from msprobe_integrations.torch.backend import TorchBackend
-from msprobe_integrations.torch.gradient_probe import signs as grad_signs
+from msprobe_integrations.torch.gradient_probe import step as grad_signs
 from msprobe_integrations.torch.monitor import feature_math
 from msprobe_integrations.torch.statistics import checksums, derived
 from msprobe_integrations.torch.statistics import pair_kernels as pairkernels

@@ -1,9 +1,11 @@
 """Which row of the target is compared with which row of the golden side, and in what order the table shows them.
 
 Without ``compat`` records are matched by structure (`match_structure`) and their rows by role and place; rows that nothing matches are
-kept, on both sides. With it, or by name, rows are joined as the existing tool joins them (`match_exact`, `match_fuzzy`). Mappings say
+kept, on both sides. With it, or by name, rows are joined as the existing tool joins them (`joined`, `match_fuzzy`). Mappings say
 what a name of the target is called on the golden side; of several the api mapping comes first, then the cell mapping, then the data
 mapping, which a layer mapping replaces.
+
+Rows joined by equal keys, as a left join of tables is: each row of the target with every row of the golden side of its key.
 """
 
 from __future__ import annotations
@@ -14,7 +16,7 @@ from functools import cached_property
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.align.calls import match_exact, match_fuzzy, match_structure
+from msprobe_engine.align.calls import match_fuzzy, match_structure
 from msprobe_engine.align.calls.alignment import align_sides
 from msprobe_engine.align.calls.row_names import Keys, keys_of
 from msprobe_engine.align.calls.row_order import Pairs
@@ -119,15 +121,15 @@ def _in_common(
 def _by_name(target: DumpTable, golden: DumpTable, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
     """Rows joined by name; what is left of the golden side is kept without `compat`."""
     if mapped:
-        pairs = match_exact.joined(keys, keep_order=True)
+        pairs = joined(keys, keep_order=True)
     elif options.fuzzy:
         pairs = match_fuzzy.joined(keys, [str(s) for s in target.shape], [str(s) for s in golden.shape], options.old, options.compat)
     elif options.old:
         a, b = target.shape, golden.shape
         shaped = Keys(list(zip(keys.target, map(str, a))), list(zip(keys.golden, map(str, b))), keys.rows, keys.golden_rows)
-        pairs = match_exact.joined(shaped, keep_order=False)
+        pairs = joined(shaped, keep_order=False)
     else:
-        pairs = match_exact.joined(keys, keep_order=True)
+        pairs = joined(keys, keep_order=True)
     if not mapped:
         for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)):
             if j >= 0 and not comparable(target.dtype[i], golden.dtype[j], cross, with_double=not options.old):
@@ -155,3 +157,30 @@ def _records(op: Integers, other: Integers, first: Integers, second: Integers) -
     pairs = [(a, found[a] if a >= 0 else b) for a, b in order]
     taken = {b for a, b in pairs if a >= 0}
     return np.array([(a, b) for a, b in pairs if a >= 0 or b not in taken], np.int64).reshape(-1, 2)
+
+
+def joined(keys: Keys, keep_order: bool) -> Pairs:
+    """Join.
+
+    Args:
+        keys: one per row.
+        keep_order: rows of equal keys stay where they are (26.2.0 and data mappings); else they stand together, where the first of them
+            is (8.1.1).
+    """
+    places: dict[object, list[int]] = {}
+    for j, key in zip(keys.golden_rows, keys.golden):
+        places.setdefault(key, []).append(j)
+    pairs = Pairs()
+    if keep_order:
+        for i, key in zip(keys.rows, keys.target):
+            for j in places.get(key, (-1,)):
+                pairs.add(i, j)
+        return pairs
+    groups: dict[object, list[int]] = {}
+    for i, key in zip(keys.rows, keys.target):
+        groups.setdefault(key, []).append(i)
+    for key, rows in groups.items():
+        for i in rows:
+            for j in places.get(key, (-1,)):
+                pairs.add(i, j)
+    return pairs

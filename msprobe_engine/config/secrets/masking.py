@@ -5,24 +5,26 @@ One masker for values of variables, settings, command lines, launch scripts, and
 1. at names (`secret_names`): of a setting, and of ``name=value``, ``--name value``, ``"name": value`` and ``?name=value`` inside a text;
 2. at shapes: user and password in a URL, tokens of services, private keys, headers;
 3. at words that look generated, whatever their name (`random_tokens`);
-4. into texts that are encoded or packed (`encoded`, `percent_encoded`).
+4. into texts that are encoded or packed (`encoded`, `masked_percent_encoded`).
 
 It is a net, not a proof: a short secret under an ordinary name is not seen. Therefore variables of the environment whose names are not
 known to matter are not written at all (`environment`).
+
+Text that stands in another one as URLs have it: ``?next=https%3A%2F%2Fme%3Apassword%40host``, ``q=--password+x``.
 """
 
 from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
+from urllib.parse import unquote
 
 from msprobe_engine.config.secrets.encoded import masked_encoded
 from msprobe_engine.config.secrets.licenses import is_license_number
 from msprobe_engine.config.secrets.names import below_secrets, judged_name, may_name_secret, names_secret, secret_setting
-from msprobe_engine.config.secrets.percent_encoded import masked_percent_encoded
 from msprobe_engine.config.secrets.random_tokens import UUID, is_digest_name, masked_random
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.yaml_text import parse_foreign_yaml
@@ -295,3 +297,31 @@ def masked_arguments(arguments: Sequence[str], name: str = "") -> list[str]:
         found.append(str(cleaned(option or name, argument)))
         option = ""
     return found
+
+
+_ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")
+_WORDS = re.compile(r"[A-Za-z0-9_.~+%-]+"), re.compile(r"[^\s\"'<>]+")
+"""What is encoded as a whole, and what has encoded signs within it, as a name of which one letter is encoded."""
+_MOST_TIMES = 3
+"""A text may have been encoded again."""
+
+
+def masked_percent_encoded(text: str, judge: Callable[[str], str], hidden: str) -> str:
+    """`text` with each word in it replaced by `hidden` of which `judge` would not leave as it is what it stands for."""
+    if "%" not in text and "+" not in text:
+        return text
+    for words in _WORDS:
+        text = words.sub(lambda found: hidden if any(judge(plain) != plain for plain in _meanings(found[0])) else found[0], text)
+    return text
+
+
+def _meanings(word: str) -> Iterator[str]:
+    if "+" not in word and not _ESCAPED.search(word):
+        return
+    for _ in range(_MOST_TIMES):
+        if "+" in word:
+            yield unquote(word.replace("+", " "))
+        before, word = word, unquote(word)
+        if word == before:
+            return
+        yield word

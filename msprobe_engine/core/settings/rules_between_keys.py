@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from msprobe_engine.core.settings import dump_rules, scope
+from msprobe_engine.core import names
+from msprobe_engine.core.settings import dump_rules
 from msprobe_engine.core.settings.existing import grad_probe
 from msprobe_engine.core.settings.expressions import element_problem, place_problem
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
@@ -47,7 +48,7 @@ def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
         )
     elif dump.level != "debug":
         for i, name in enumerate(dump.scope):
-            if wrong := scope.problem(name, dump.level):
+            if wrong := problem(name, dump.level):
                 report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
     for key, elements in (("list", dump.list), ("tensor_list", dump.tensor_list)):
         for i, element in enumerate(elements):
@@ -77,3 +78,47 @@ def _debug(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
             report.warning(join(section, key), "has no effect at level debug, which writes what save() is given")
             dump = replace(dump, **{key: getattr(everything, key)})
     return dump
+
+
+FUNCTION, MODULE = "Functional.linear.0.forward", "Module.layers.0.mlp.Mlp.forward.0"
+_EXAMPLE = {"L0": f"modules like {MODULE}", "L1": f"functions like {FUNCTION}"}
+
+
+def problem(name: str, level: str) -> str:
+    """What is wrong with one name of ``scope`` at this level, with what is allowed; "" when nothing is.
+
+    Every prefix is allowed (the existing tool knows a fixed list): functions of any package can be recorded.
+    """
+    kind = _kind(name)
+    allowed = _EXAMPLE.get(level, f"functions like {FUNCTION}, modules like {MODULE}")
+    if not kind:
+        meant = _meant(name)
+        hint = f"; did you mean '{meant}'?" if len(name) < 200 and _kind(meant) and not problem(meant, level) else ""
+        return f"is no full record name; allowed at level {level}: {allowed}{hint}"
+    if level == "L0" and kind == "function":
+        return f"names a function, and level L0 records modules; allowed: {allowed}, or level L1 or mix"
+    if level == "L1" and kind == "module":
+        return f"names a module, and level L1 records functions; allowed: {allowed}, or level L0 or mix"
+    return ""
+
+
+def _kind(name: str) -> str:
+    parsed = names.parse(name)
+    if isinstance(parsed, names.ModuleName):
+        return "module"
+    if isinstance(parsed, names.ApiName) and not name.startswith(("Module.", "Cell.")):
+        return "function"
+    return ""
+
+
+def _meant(name: str) -> str:
+    """`name` with number and direction in their places, and what is missing of them filled in."""
+    parts = name.split(".")
+    direction, number = names.FORWARD, "0"
+    for _ in range(2):  # they are the last two parts, in the right or the wrong order, as far as they are there
+        if parts and parts[-1] in (names.FORWARD, names.BACKWARD):
+            direction = parts.pop()
+        elif parts and parts[-1].isdecimal():
+            number = parts.pop()
+    last = (direction, number) if name.startswith(("Module.", "Cell.")) else (number, direction)
+    return ".".join((*parts, *last))

@@ -1,4 +1,7 @@
-"""Compare two checkpoints: open both, align their names, read every byte once, and say what differs."""
+"""Compare two checkpoints: open both, align their names, read every byte once, and say what differs.
+
+Numbers of an optimizer that one checkpoint holds as tensors and the other as plain values: Adam's ``step``, learning rates.
+"""
 
 from __future__ import annotations
 
@@ -11,8 +14,9 @@ from typing import Any
 
 from msprobe_engine.align.parameters.align_names import Pair, aligned, label
 from msprobe_engine.align.parameters.mapping_file import read_mapping
+from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core.dtypes import item_size
-from msprobe_engine.core.errors import SinkError
+from msprobe_engine.core.errors import DumpFormatError, SinkError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.find.checkpoint.compare import compare, start_result
@@ -20,12 +24,12 @@ from msprobe_engine.find.checkpoint.digests import Digest, digests_of, is_manife
 from msprobe_engine.find.checkpoint.hints import explain
 from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, LeftOut, Result, SideFacts, strict
 from msprobe_engine.find.checkpoint.resume import Journal, Stamp, fingerprint, stamps
-from msprobe_engine.find.checkpoint.scalars import as_the_other
 from msprobe_engine.find.checkpoint.tensor_result import CRC, DIFFERENT, DIGEST, EQUAL, ROUNDED, SHAPE, UNREADABLE, TensorResult
 from msprobe_engine.find.checkpoint.values import compare_values
-from msprobe_engine.formats.checkpoint.model import MODEL, Checkpoint, StoredTensor
+from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Checkpoint, StoredTensor
 from msprobe_engine.formats.checkpoint.open import open_checkpoint
 from msprobe_engine.formats.tensors.file_reads import FileReads
+from msprobe_engine.measure.stored.contents import Contents
 from msprobe_engine.measure.stored.crc import same_crc
 from msprobe_engine.measure.stored.threads import DEFAULT_MEMORY_MB, Plan, plan
 
@@ -268,3 +272,44 @@ def digest_checkpoint(path: Path | str, options: Options | None = None) -> tuple
     with bar("reading", len(side.checkpoint.tensors)) as advance:
         found, nbytes = digests_of(tensors, how, lambda digest: advance(digest.name))
     return side.checkpoint, found, nbytes
+
+
+_STATE = ".state."
+
+
+def as_the_other(checkpoint: Checkpoint, other: Checkpoint) -> Checkpoint:
+    """A checkpoint with those tensors of one element as values that the other has as values, so that they are compared.
+
+    States are ``optimizer.state.<parameter>.<state>`` among the values (`optimizer_names`), settings of groups have the same path. The
+    elements are read; what cannot be read stays a tensor.
+    """
+    plain = {_common(key): key for key, value in other.values.items() if key.startswith("optimizer") and type(value) in (int, float)}
+    theirs = {bare(key) for key in other.tensors}
+    moved: dict[str, Any] = {}
+    contents = Contents()
+    for key, tensor in checkpoint.tensors.items() if plain else ():
+        path = f"optimizer.state.{tensor.name}.{tensor.state}" if tensor.state else tensor.name
+        found = plain.get(_common(path))
+        if found is None or tensor.group != OPTIMIZER or tensor.numel != 1 or bare(key) in theirs:
+            continue
+        number = _number(tensor, contents)
+        if number is not None:
+            moved[key] = (found, number)
+    if not moved:
+        return checkpoint
+    tensors = {key: tensor for key, tensor in checkpoint.tensors.items() if key not in moved}
+    return replace(checkpoint, tensors=tensors, values=checkpoint.values | dict(moved.values()))
+
+
+def _common(path: str) -> str:
+    """A path without what wrappers put before the name of the parameter."""
+    head, state, rest = path.partition(_STATE)
+    return f"{head}{state}{bare(rest)}" if state else path
+
+
+def _number(tensor: StoredTensor, contents: Contents) -> int | float | None:
+    try:
+        found = contents.sample(tensor, 1).reshape(-1)
+    except DumpFormatError:
+        return None
+    return found[0].item() if found.size == 1 and found.dtype.kind in "iuf" else None

@@ -15,12 +15,12 @@ from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.find.difference.harmless import output_arity
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import dump_dialects, roundoff
 from msprobe_engine.measure.distances import Floats
+from msprobe_engine.measure.factorize import firsts
 
 
 def note(found: Diagnosis, divergence: Divergence) -> bool:
@@ -50,7 +50,7 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
             known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
         found.renamed.update(structure.renamed)
         if rank not in divergence.wholes:
-            for word, places in zip(("target", "golden"), output_arity.on_one_side(walker)):
+            for word, places in zip(("target", "golden"), on_one_side(walker)):
                 counts = counts or any(not names.is_module(name) for name in places)
                 found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
     renames.add_renames(found, divergence)
@@ -116,3 +116,29 @@ def _other_order(walker: DifferenceWalk) -> tuple[str, ...] | None:
         return None
     moved = out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])])
     return (f"{len(moved):,}", side.ops[moved[0][0]], str(moved[0][0] + 1), str(moved[0][1] + 1)) if moved else None
+
+
+def on_one_side(walker: DifferenceWalk) -> tuple[list[str], list[str]]:
+    """Names of outputs of forward calls that only the target has, and of those that only the golden side has.
+
+    A place without a value (null) is there: the call returns None, or its recorder leaves the value out. Dumps of two tools are not asked,
+    because each has its own rules of what it writes, nor those of two frameworks, whose functions give other things beside the result.
+    """
+    found: tuple[list[str], list[str]] = [], []
+    sides = walker.side, walker.golden.side
+    if dump_dialects.differ(*sides) or crossed(*sides) or not walker.structure.pairs:
+        return found
+    pairs = np.array(walker.structure.pairs, np.int64).reshape(-1, 2)
+    counts = [np.diff(firsts(side))[pairs[:, k]] for k, side in enumerate(sides)]
+    together = np.diff(np.array(walker.starts, np.int64))
+    for at in np.flatnonzero((counts[0] > together) | (counts[1] > together)).tolist():
+        paired = [set(rows) for rows in zip(*walker.rows[walker.starts[at] : walker.starts[at + 1]])] or [set(), set()]
+        for k, side in enumerate(sides):
+            op = int(pairs[at, k])
+            if not counts[1 - k][at] and sides[1 - k].problems:
+                continue  # the other record was damaged and left out, which is said
+            if not (side.ops[op].endswith(".forward") or ".forward." in side.ops[op]):
+                continue
+            more = (row for row in side.rows(op) if side.role[row] == OUTPUT and side.dtype[row] is not None and row not in paired[k])
+            found[k].extend(side.name[row] for row in more)
+    return found

@@ -1,13 +1,18 @@
-"""The difference between two runs in one step: all ranks walked, noise told from faults, the first origin over all ranks."""
+"""The difference between two runs in one step: all ranks walked, noise told from faults, the first origin over all ranks.
+
+Walks of ranks that run one program hold the same pairs and the same trees: they are kept once, whatever the number of ranks.
+"""
 
 from __future__ import annotations
 
+import copy
 import dataclasses
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Hashable, Mapping
 from dataclasses import dataclass, field
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from msprobe_engine.align.calls.alignment import align_sides
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.frameworks.common_terms import in_common
 from msprobe_engine.align.parallel.outcome import GlobalTensors
@@ -17,8 +22,6 @@ from msprobe_engine.find.difference.harmless import accumulated_gradients
 from msprobe_engine.find.difference.noise.calibration import Floats
 from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
-from msprobe_engine.find.difference.replica_walks import ReplicaWalks, give_foreign
-from msprobe_engine.find.difference.shared_walks import SharedWalks
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import roundoff
@@ -171,3 +174,95 @@ def _one_product_off(walker: DifferenceWalk) -> bool:
         if known and side.role[row] in (OUTPUT, PARAMETERS_GRAD) and roundoff.is_wide_product(side.ops[op], side.dtype[row]):
             off[op] = off.get(op, False) or distance > 0
     return sum(off.values()) < min(2, len(off))
+
+
+_OF_PROGRAM = ("index", "known_as", "parents", "children", "kinds", "gradients", "functions")
+"""What a tree has found of names and of what encloses what; numbers have no part in it."""
+
+
+class SharedWalks:
+    """What has been seen of the walks of one step, whose tables share their columns (`formats.dump.shared_columns`)."""
+
+    def __init__(self) -> None:
+        self._trees: dict[Hashable, tuple[Any, dict[str, Any]]] = {}
+        self._pairs: dict[Hashable, list[Any]] = {}
+
+    def share(self, walker: DifferenceWalk) -> None:
+        """Put what an earlier walk has in the place of what is the same. Nothing of it is changed in place."""
+        for tree in (walker.target, walker.golden):
+            self._share_tree(tree)
+        program = id(walker.side.name), id(walker.golden.side.name)
+        walker.rows = self._same(program, walker.rows)
+        walker.structure.pairs = self._same(program, walker.structure.pairs)
+        walker.back = self._same(program, walker.back)
+
+    def _share_tree(self, tree: Tree) -> None:
+        side = tree.side
+        if tree.names is not side.ops:  # a mapping takes its records for others
+            return
+        side.construct = self._same(("construct", id(side.ops)), side.construct)
+        columns = (side.ops, side.construct, side.role, side.offsets)
+        _, known = self._trees.setdefault(tuple(map(id, columns)), (columns, {}))
+        for name in _OF_PROGRAM:
+            if name in tree.__dict__:
+                tree.__dict__[name] = known.setdefault(name, tree.__dict__[name])
+
+    def _same(self, program: Hashable, found: Any) -> Any:
+        """One that is equal; of the ranks of one program few have other pairs."""
+        known = self._pairs.setdefault((program, type(found)), [])
+        for one in known:
+            if one == found:
+                return one
+        known.append(found)
+        return found
+
+
+Key = tuple[int, ...]
+
+
+class ReplicaWalks:
+    """The walks of one step.
+
+    Args:
+        before: of the step before, by rank: ranks that parted then are not walked together.
+    """
+
+    def __init__(self, before: Mapping[int, DifferenceWalk]) -> None:
+        self._before = before
+        self._known: dict[Key, DifferenceWalk] = {}
+
+    def known(self, rank: int, target: DumpTable, golden: DumpTable) -> DifferenceWalk | None:
+        """The walk of an earlier rank that says the same, on both sides."""
+        key = self._key(rank, target, golden)
+        return None if key is None else self._known.get(key)
+
+    def add(self, rank: int, target: DumpTable, golden: DumpTable, walker: DifferenceWalk) -> None:
+        """The walk of a rank, for later ones."""
+        key = self._key(rank, target, golden)
+        if key is not None:
+            self._known[key] = walker
+
+    def _key(self, rank: int, target: DumpTable, golden: DumpTable) -> Key | None:
+        if target.template is None or golden.template is None or target.named_ranks is not golden.named_ranks:
+            return None  # other groups may be the difference
+        return id(target.template), id(golden.template), id(self._before.get(rank))
+
+
+def give_foreign(walkers: dict[int, DifferenceWalk], distances: Mapping[int, Mapping[int, float]]) -> None:
+    """What other ranks put into the collectives of each; ranks that were walked together part where that is not the same."""
+    known: dict[tuple[int, frozenset[tuple[int, float]]], DifferenceWalk] = {}
+    taken: set[int] = set()
+    for rank, walker in walkers.items():
+        key = id(walker), frozenset((op, distance) for op, distance in distances[rank].items() if distance)
+        if key not in known:
+            known[key] = _part(walker) if id(walker) in taken else walker
+            known[key].foreign = dict(distances[rank])
+            taken.add(id(walker))
+        walkers[rank] = known[key]
+
+
+def _part(walker: DifferenceWalk) -> DifferenceWalk:
+    """Another one of the same sides, with numbers of its own."""
+    made = copy.copy(walker)
+    made.measured, made.cancelled = copy.deepcopy((walker.measured, walker.cancelled))
+    return made

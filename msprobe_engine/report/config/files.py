@@ -7,7 +7,10 @@ the old one gets another name, so that it is not taken for this result.
 from __future__ import annotations
 
 import os
+from collections.abc import Iterable, Iterator
+from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 from msprobe_engine.core.distribution import install_command
 from msprobe_engine.core.errors import SinkError
@@ -17,7 +20,10 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.findings import finite_json
-from msprobe_engine.report.config import page, tables, xlsx
+from msprobe_engine.report.config import page, tables
+from msprobe_engine.report.config.tables import Table
+from msprobe_engine.report.table_files import unwritable
+from msprobe_engine.report.table_files.xlsx_book import MOST_ROWS, Book, write_cell
 
 XLSX, JSON, HTML = "result.xlsx", "result.json", "result.html"
 NO_XLSX = Sentence("result.xlsx is not written: it needs xlsxwriter ({0})", install_command("xlsx"))
@@ -42,15 +48,15 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
     except OSError as error:
         raise SinkError(f"cannot make the directory {one_line(str(place))}: {error.strerror or error}; name another one with -o") from error
     book = place / XLSX
-    if not xlsx.available():
+    if not available():
         found.notes.append(NO_XLSX)
         _set_aside(book)
     written = [
         write_text(place / JSON, json_text(found)),
         write_text(place / HTML, page.page(found)),
     ]
-    if xlsx.available():
-        xlsx.write_book(book, tables.tables(found, old))
+    if available():
+        write_book(book, tables.tables(found, old))
         written.insert(0, book)
     return written
 
@@ -75,3 +81,52 @@ def write_text(path: Path, text: str) -> Path:
 def _set_aside(path: Path) -> None:
     if path.exists():
         os.replace(path, path.with_name(f"{path.stem}.earlier{path.suffix}"))
+
+
+_COLOURS = {"error": "#F8CBAD", "changes numerics": "#F8CBAD", "warning": "#FFE699", "may change numerics": "#FFE699"}
+_WIDTHS = {"why": 80, "bench_value": 30, "cmp_value": 30, "bench_stack": 60, "cmp_stack": 60, "text": 100, "weight_name": 40}
+
+
+def available() -> bool:
+    """Is the package there that writes it?"""
+    return find_spec("xlsxwriter") is not None
+
+
+def write_book(path: Path, sheets: Iterable[Table], most_rows: int = MOST_ROWS) -> None:
+    """Write the workbook, whole or not at all; a sheet that is too long becomes ``name_part_0``, ``name_part_1``.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    try:
+        with Book(path) as whole:
+            for name, table in _parts(sheets, most_rows):
+                _sheet(whole.book, name, table)
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _parts(sheets: Iterable[Table], most_rows: int) -> Iterator[tuple[str, Table]]:
+    for table in sheets:
+        rows = most_rows - 1
+        if len(table.rows) <= rows:
+            yield table.name, table
+            continue
+        for number, start in enumerate(range(0, len(table.rows), rows)):
+            yield f"{table.name}_part_{number}", table._replace(rows=table.rows[start : start + rows])
+
+
+def _sheet(book: Any, name: str, table: Table) -> None:
+    sheet = book.add_worksheet(name)
+    head = book.add_format({"bold": True})
+    formats = {word: book.add_format({"bg_color": colour}) for word, colour in _COLOURS.items()}
+    for column, title in enumerate(table.columns):
+        sheet.set_column(column, column, _WIDTHS.get(title, 18))
+    sheet.freeze_panes(1, 0)
+    for column, title in enumerate(table.columns):
+        sheet.write_string(0, column, title, head)
+    for number, row in enumerate(table.rows, 1):
+        for column, cell in enumerate(row):
+            write_cell(sheet, number, column, cell, formats.get(cell) if isinstance(cell, str) else None)
+    if table.rows:
+        sheet.autofilter(0, 0, len(table.rows), len(table.columns) - 1)

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.align.mapping.user_mapping import Mappings
+from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.garbage_collection import collection_paused
@@ -20,7 +21,6 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure import distances
-from msprobe_engine.report.graph.merge.origins import node_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.source import Job
 
@@ -241,3 +241,26 @@ def _record_of_row(row: str) -> str:
         if found:
             return head
     return row
+
+
+def node_of(graph: Graph, rank: int, name: str) -> int | None:
+    """The node of a record.
+
+    Args:
+        graph: of one rank, or of several.
+        rank: whose dump the record is in.
+
+    Returns:
+        None when the graph has no such record. The rows of a rank that was merged with others are those of the first of them, which is the
+        nearest before it that has the record.
+    """
+    side = graph.side
+    if side is None:
+        return graph.index.get(name)
+    best, found = -1, None
+    for op in range(len(side.ops)):
+        origin = origin_of(side, op)
+        of_rank, there = origin if origin is not None else (graph.rank, side.ops[op])
+        if there == name and best < of_rank <= rank and graph.node_of_record[op] >= 0:
+            best, found = of_rank, graph.node_of_record[op]
+    return graph.index.get(name) if found is None else found

@@ -1,12 +1,19 @@
-"""``msprobe graph``: graphs of all ranks and steps of a dump, or of two beside each other, made in processes and given to writers."""
+"""``msprobe graph``: graphs of all ranks and steps of a dump, or of two beside each other, made in processes and given to writers.
+
+The time in the names of the files of one run: two runs that begin in one second must not write the same ones, and what a killed run
+has left is taken away by a later one.
+"""
 
 from __future__ import annotations
 
+import fcntl
 import os
 import pickle
+import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,6 +22,7 @@ from typing import IO
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import NothingCapturedError, SinkError
 from msprobe_engine.core.io.progress import bar
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, open_regular
 from msprobe_engine.core.process.jobs import run_jobs
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.report.graph import global_suspect, same_graphs
@@ -24,12 +32,11 @@ from msprobe_engine.report.graph.nodes.links import Linked
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
 from msprobe_engine.report.graph.source import Job, jobs_of
-from msprobe_engine.report.graph.stamps import reserve, waiting_prefix
 from msprobe_engine.report.graph.summary import Result
 from msprobe_engine.report.graph.work import Part, lost, make
 from msprobe_engine.report.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
 from msprobe_engine.report.table import same_ranks
-from msprobe_engine.report.table_files import output_directory
+from msprobe_engine.report.table_files import output_directory, unwritable
 
 _BYTES_PER_BYTE = 12
 """Memory of graphs, per byte of their dump files."""
@@ -236,3 +243,65 @@ class _Store:
             self._directory = tempfile.TemporaryDirectory(dir=self._output, prefix=self._prefix)  # mode 0700
         with open(Path(self._directory.name) / f"{key[0]}_{key[1]}", mode) as file:
             yield file
+
+
+_STAMP = "%Y%m%d%H%M%S"
+_MOST_AT_ONCE = 1000
+_LEFT_SECONDS = 3600.0
+"""A run whose lock is younger is left alone: some network file systems do not say whether another machine still holds it."""
+_LOCK, _SUFFIX = ".graph_", ".lock"
+
+
+@contextmanager
+def reserve(output: Path) -> Iterator[str]:
+    """A time of 14 digits that no other run in the directory has, and no file of an earlier one.
+
+    Raises:
+        SinkError: the directory cannot be written.
+    """
+    _sweep(output)
+    now = time.time()
+    for later in range(_MOST_AT_ONCE):
+        stamp = time.strftime(_STAMP, time.localtime(now + later))
+        lock = output / f"{_LOCK}{stamp}{_SUFFIX}"
+        try:
+            held = os.open(lock, NEW_FILE, FILE_MODE)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise unwritable(lock, error) from error
+        try:
+            with suppress(OSError):  # file systems without locks: nobody can take it, so nobody takes our files away
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if not any(path.name[0] != "." for path in output.glob(f"*_{stamp}.*")):
+                yield stamp
+                return
+        finally:
+            with suppress(OSError):
+                lock.unlink()
+            os.close(held)
+    raise SinkError(f"{output}: {_MOST_AT_ONCE} graphs are written here at once; name another output directory")
+
+
+def waiting_prefix(stamp: str) -> str:
+    """What the name of a run's directory for what waits to be written begins with."""
+    return f"{_LOCK}{stamp}_"
+
+
+def _sweep(output: Path) -> None:
+    """Remove what runs have left that were killed: the system gives up a lock with its process."""
+    for lock in output.glob(f"{_LOCK}{'[0-9]' * 14}{_SUFFIX}"):
+        with suppress(OSError):
+            held = open_regular(lock, os.O_RDWR)
+            try:
+                if time.time() - os.fstat(held).st_mtime < _LEFT_SECONDS:
+                    continue
+                fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                stamp = lock.name[len(_LOCK) : -len(_SUFFIX)]
+                for file in output.glob(f".*_{stamp}.*.tmp"):
+                    file.unlink(missing_ok=True)
+                for directory in output.glob(f"{waiting_prefix(stamp)}*"):
+                    shutil.rmtree(directory, ignore_errors=True)
+                lock.unlink()
+            finally:
+                os.close(held)

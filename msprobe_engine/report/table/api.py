@@ -1,10 +1,13 @@
-"""Comparisons as functions: this project's own, and under the names and with the arguments of versions 8.1.1 and 26.2.0."""
+"""Comparisons as functions: this project's own, and under the names and with the arguments of versions 8.1.1 and 26.2.0.
+
+Of many ranks those that hold the same have one table: the others are named in the summary, and have none of their own.
+"""
 
 from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -15,13 +18,14 @@ from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, Us
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.process.jobs import run_jobs
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure.options import CompareOptions
-from msprobe_engine.report.table import same_tables
+from msprobe_engine.report.table import same_ranks
 from msprobe_engine.report.table.manifest import Manifest, absolute_options, absolute_task
 from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, failed, places_of
 from msprobe_engine.report.table.summary import Comparison
@@ -137,11 +141,11 @@ def _results(
     def do(tasks: Sequence[Task]) -> None:
         _run("compare", tasks, results, options, directory, manifest, keep, scheduler)
 
-    followed = same_tables.run(todo, {} if keep else same_tables.leaders(todo, options, tables), results, do)
+    followed = run(todo, {} if keep else leaders(todo, options, tables), results, do)
     for task in followed:
         manifest.note(task, results[task.key])
     if followed:
-        sources.notes.append(same_tables.said(len(followed)))
+        sources.notes.append(said(len(followed)))
     return results
 
 
@@ -194,7 +198,7 @@ def _write_again(
     if again:
         _run("verdicts", again, results, options, directory, manifest, False, scheduler)
     for key in followers:
-        results[key] = same_tables.follow(results[results[key].same_as], key)
+        results[key] = follow(results[results[key].same_as], key)
 
 
 def _fingerprint(sources: Sources, options: CompareOptions) -> str:
@@ -307,3 +311,42 @@ def _safe_suffix(suffix: str) -> str:
     if not isinstance(suffix, str) or len(suffix) > 100 or not all(c.isalnum() or c in "._-" for c in suffix):
         raise UsageError(f"suffix {str(suffix)[:120]!r}: letters, digits, '.', '_' and '-' are allowed, at most 100")
     return suffix
+
+
+def leaders(tasks: Sequence[Task], options: CompareOptions, tables: StepTables) -> dict[str, str]:
+    """Key of a task -> key of the one before it whose two dumps differ from its own only in the ranks that they name."""
+    if len(tasks) <= same_ranks.MANY or options.compat or options.consistent_check:
+        return {}
+    alike = [task for task in tasks if not (task.whole or task.calibration or task.stack is not None)]
+
+    def files(task: Task) -> same_ranks.Files:
+        return same_ranks.Files(task.step or 0, (task.target, task.golden))
+
+    return same_ranks.leaders(alike, lambda task: task.key, files, lambda task: task.folder, tables)
+
+
+def follow(result: Result, key: str) -> Result:
+    """What a task came to whose table is that of `result`."""
+    return replace(result, key=key, files=[], same_as=result.key, names={side: list(some) for side, some in result.names.items()})
+
+
+def run(tasks: Sequence[Task], led: Mapping[str, str], results: dict[str, Result], do: Callable[[Sequence[Task]], None]) -> list[Task]:
+    """Do the tasks that others follow, then those of the followers whose leader has no table; the tasks that have followed."""
+    followed = same_ranks.run(tasks, lambda task: task.key, led, do, lambda key: _has_table(results.get(key)))
+    for task in followed:
+        results[task.key] = follow(results[led[task.key]], task.key)
+    return followed
+
+
+def _has_table(result: Result | None) -> bool:
+    return result is not None and bool(result.files) and not result.problems
+
+
+def said(number: int) -> str:
+    """That tables are not written."""
+    one = "1 rank has no table of its own: its dumps differ from another rank's only in the ranks that they name; the summary says whose"
+    many = (
+        "{0} ranks have no table of their own: their dumps differ from another rank's only in the ranks that they name; the summary says"
+        " whose (--rank N writes it)"
+    )
+    return Sentence(one) if number == 1 else Sentence(many, f"{number:,}")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -13,11 +13,13 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.core.io.npy_file import map_array
+from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import get_logger, one_line
 from msprobe_engine.find.verdicts.single_save import CLOSE, DIFFERS, MISSING, SAME, UNREADABLE, Rule, compare
-from msprobe_engine.report.table import sheet
-from msprobe_engine.report.table_files import check_format
+from msprobe_engine.report.table_files import check_format, unwritable
+from msprobe_engine.report.table_files.xlsx_book import Book, write_cell
 
 _log = get_logger()
 _NUMBERED = re.compile(r"(step|rank|micro_step)([0-9]{1,18})")
@@ -81,8 +83,8 @@ class SingleComparator:
             MissingExtraError: xlsx without the package for it.
             SinkError: a file cannot be written.
         """
-        if file_format not in sheet.FORMATS:
-            raise UsageError(f"SingleComparator: file_format is {file_format!r}; allowed: {', '.join(sheet.FORMATS)}")
+        if file_format not in FORMATS:
+            raise UsageError(f"SingleComparator: file_format is {file_format!r}; allowed: {', '.join(FORMATS)}")
         if not isinstance(num_processes, int) or isinstance(num_processes, bool) or num_processes < 1:
             raise UsageError(f"SingleComparator: num_processes is {num_processes!r}; allowed: an int >= 1")
         check_format(file_format)
@@ -94,12 +96,12 @@ class SingleComparator:
         except OSError as error:
             raise SinkError(f"cannot create {output_path}: {error.strerror or error}; name another output directory") from error
 
-        def one(key: str) -> tuple[Path, list[list[sheet.Cell]]]:
+        def one(key: str) -> tuple[Path, list[list[Cell]]]:
             path = Path(output_path) / f"{key}.{file_format}"
             mask = rule.masks.get(key)
             sides = [_Side(_arrays(side.get(key)), None if mask is None else _arrays(side.get(mask))) for side in (first, second)]
             rows = _rows(key, sides[0], sides[1], rule)
-            sheet.write_sheet(path, HEADER, rows)
+            write_sheet(path, HEADER, rows)
             return path, rows
 
         for mask in set(rule.masks.values()) - (first.keys() & second.keys()):
@@ -163,18 +165,18 @@ class _Side(NamedTuple):
         return None if path is None else _load(path)
 
 
-def _rows(key: str, first: _Side, second: _Side, rule: Rule) -> list[list[sheet.Cell]]:
-    rows: list[list[sheet.Cell]] = []
+def _rows(key: str, first: _Side, second: _Side, rule: Rule) -> list[list[Cell]]:
+    rows: list[list[Cell]] = []
     lonely = sorted(first.arrays.keys() ^ second.arrays.keys(), key=_order)
     if lonely:
         p = lonely[0]
         first_of_them = f"step {p.step}, rank {p.rank}, micro step {p.micro_step}, id {one_line(p.part)}"
         _log.warning("%s: %d arrays are in one directory only and are not compared: %s ...", one_line(key), len(lonely), first_of_them)
     for place in sorted(first.arrays.keys() | second.arrays.keys(), key=_order):
-        part: sheet.Cell = int(place.part) if place.part.isdecimal() else place.part
-        shapes: list[sheet.Cell] = [None, None]
-        figures: list[sheet.Cell] = [None] * 6
-        tail: list[sheet.Cell]
+        part: Cell = int(place.part) if place.part.isdecimal() else place.part
+        shapes: list[Cell] = [None, None]
+        figures: list[Cell] = [None] * 6
+        tail: list[Cell]
         try:
             sides = [side.arrays.get(place) for side in (first, second)]
             arrays = [None if path is None else _load(path) for path in sides]
@@ -191,11 +193,11 @@ def _rows(key: str, first: _Side, second: _Side, rule: Rule) -> list[list[sheet.
     return rows
 
 
-def _summary(directory: Path, keys: dict[str, list[list[sheet.Cell]]]) -> None:
+def _summary(directory: Path, keys: dict[str, list[list[Cell]]]) -> None:
     """One line for each key, and one in the log."""
     verdicts = (SAME, CLOSE, DIFFERS, MISSING, UNREADABLE)
     at = HEADER.index("verdict")
-    lines: list[list[sheet.Cell]] = []
+    lines: list[list[Cell]] = []
     for key, rows in keys.items():
         counts = [sum(row[at] == verdict for row in rows) for verdict in verdicts]
         bad = next((row for row in rows if row[at] not in (SAME, CLOSE)), None)
@@ -206,7 +208,7 @@ def _summary(directory: Path, keys: dict[str, list[list[sheet.Cell]]]) -> None:
     while stem in keys:
         stem += "_"
     path = directory / f"{stem}.csv"
-    sheet.write_sheet(path, ("key", *verdicts, "first"), lines)
+    write_sheet(path, ("key", *verdicts, "first"), lines)
     off = [line for line in lines if line[-1]]
     if off:
         _log.warning("%d of %d keys differ; the first is %s (%s), see %s", len(off), len(lines), off[0][0], off[0][-1], path)
@@ -220,3 +222,36 @@ def _load(path: Path) -> npt.NDArray[Any]:
     if array.dtype.kind not in "biufc":
         raise DumpFormatError(f"{path}: holds {array.dtype}; only numbers can be compared. It is left out")
     return array
+
+
+FORMATS = ("xlsx", "csv")
+Cell = str | int | float | None
+
+
+def write_sheet(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> None:
+    """Write a table to `path`; its suffix (``.xlsx``, ``.csv``) is the format. The file is there whole or not at all.
+
+    None is an empty cell; NaN and infinities are text in xlsx, which has no such numbers. csv is UTF-8 with a byte order mark,
+    which spreadsheet programs need to see that it is UTF-8.
+
+    Raises:
+        MissingExtraError: xlsx without the package xlsxwriter.
+        SinkError: it cannot be written.
+    """
+    try:
+        if path.suffix == ".xlsx":
+            check_format("xlsx")
+            with Book(path) as whole:
+                sheet = whole.book.add_worksheet()
+                for number, cells in enumerate([header, *rows]):
+                    for column, cell in enumerate(cells):
+                        write_cell(sheet, number, column, cell)
+        else:
+            write_file(path, [_csv(header, rows)])
+    except OSError as error:
+        raise unwritable(path, error) from error
+
+
+def _csv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:
+    lines = [",".join(safe_cell(c) if isinstance(c, str) else "" if c is None else repr(c) for c in cells) for cells in [header, *rows]]
+    return b"\xef\xbb\xbf" + "".join(f"{line}\r\n" for line in lines).encode("utf-8", "backslashreplace")

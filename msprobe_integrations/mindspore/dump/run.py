@@ -4,23 +4,28 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+
+import mindspore
 
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
+from msprobe_integrations.common.dump.debug_save import SavedVariables
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.run import DumpRun
+from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.capture.captures import Captures
+from msprobe_integrations.mindspore.capture.structure import convert
 from msprobe_integrations.mindspore.config.run import RunConfig
 from msprobe_integrations.mindspore.dump.checks import CELLS
-from msprobe_integrations.mindspore.dump.debug_save import MindSporeSavedVariables
 from msprobe_integrations.mindspore.dump.tensor_saver import TensorSaver
 from msprobe_integrations.mindspore.graph.kernel_dump import KernelCapture
 from msprobe_integrations.mindspore.hooks import eager as hooks
@@ -103,3 +108,26 @@ class MindSporeDumpRun(DumpRun):
 
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         return hooks.before_call(model, call)
+
+
+class MindSporeSavedVariables(SavedVariables):
+    """See `SavedVariables`. The gradient of a tensor is the whole one: the sum of what all its uses give back."""
+
+    tensors = mindspore.Tensor
+
+    @staticmethod
+    def convert(variable: Any, reduce: Callable[[Any], TensorRef]) -> Any:
+        return convert(variable, reduce)
+
+    @staticmethod
+    def unseen() -> AbstractContextManager[Any]:
+        return environment.no_grad()
+
+    @staticmethod
+    def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
+        try:
+            return hooks.at_gradient(tensor, arrived)
+        except RuntimeError as error:
+            if "requires grad" in str(error):  # nobody records it now
+                return None
+            raise

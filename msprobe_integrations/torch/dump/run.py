@@ -3,17 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Entry, TensorRef
+from msprobe_engine.core.settings.dump_rules import kernel_api
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.core.window import Window
 from msprobe_integrations.common.capture.custom_api import CustomApis
+from msprobe_integrations.common.dump.debug_save import SavedVariables
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.run import DumpRun
+from msprobe_integrations.torch.ascend.kernel_dump import KernelDump
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture import mode_stack as modestack
 from msprobe_integrations.torch.capture.api import ApiCapture
@@ -21,12 +27,12 @@ from msprobe_integrations.torch.capture.level import Capture
 from msprobe_integrations.torch.capture.modules import ModuleCapture
 from msprobe_integrations.torch.config.run import RunConfig
 from msprobe_integrations.torch.dump.checks import MODELS
-from msprobe_integrations.torch.dump.debug_save import TorchSavedVariables
-from msprobe_integrations.torch.dump.dump_plugins import parts_of
+from msprobe_integrations.torch.dump.replay import Replay
 from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks.modules import OwnHook
 from msprobe_integrations.torch.randomness.perturb import perturb
 from msprobe_integrations.torch.tensors.slices import Slices
+from msprobe_integrations.torch.tensors.structure import convert
 
 
 class TorchDumpRun(DumpRun):
@@ -94,3 +100,63 @@ class TorchDumpRun(DumpRun):
     def open_capture(self, capture: Capture, inside: bool) -> None:
         """Modes that the program enters inside of the model's call stand above the capture's."""
         capture.open(self._modes if inside else None)
+
+
+class TorchSavedVariables(SavedVariables):
+    """See `SavedVariables`."""
+
+    tensors = torch.Tensor
+
+    @staticmethod
+    def convert(variable: Any, reduce: Callable[[Any], TensorRef]) -> Any:
+        return convert(variable, reduce)
+
+    @staticmethod
+    def unseen() -> AbstractContextManager[Any]:
+        return torch._C.DisableTorchFunction()
+
+    @staticmethod
+    def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
+        return tensor.register_hook(arrived) if tensor.requires_grad else None
+
+
+def parts_of(dump: DumpSettings, root: Path, faults: Faults) -> list[DumpPlugin]:
+    """What the settings ask for.
+
+    Raises:
+        SettingsError: level L2 for something else than one API.
+        UsageError: level L2 without an NPU.
+    """
+    parts: list[DumpPlugin] = [] if dump.load is None else [Replay(dump.load, faults)]
+    if dump.task == "free_benchmark":
+        from msprobe_integrations.torch.op_tools.free_benchmark.run import FreeBenchmark  # here: a plain dump does not pay for it
+
+        parts.append(FreeBenchmark(dump, root, faults))
+    if dump.online is not None:
+        from msprobe_integrations.torch.op_tools.online.calls import OnlineCalls  # here: sockets and TLS
+
+        parts.append(OnlineCalls(dump, faults))
+    if dump.level == "L2":
+        parts.append(_Kernels(KernelDump(kernel_api(dump), root, faults), Window(dump.rank, dump.step)))
+    return parts
+
+
+class _Kernels(DumpPlugin):
+    """The kernel dump in the steps where it is wanted."""
+
+    def __init__(self, kernels: KernelDump, window: Window) -> None:
+        self._kernels = kernels
+        self._window = window
+
+    def begin(self, model: Any, step: int, rank: int | None) -> None:  # noqa: ARG002
+        if self._window.wanted(step, rank):
+            self._kernels.begin(step, rank)
+
+    def pause(self) -> None:
+        self._kernels.pause()
+
+    def end_step(self, next_step: int) -> None:  # noqa: ARG002
+        self._kernels.end_step()
+
+    def close(self) -> None:
+        self._kernels.close()

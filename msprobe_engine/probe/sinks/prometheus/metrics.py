@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import bisect
 import math
+import re
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -17,13 +18,12 @@ import numpy as np
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.metrics_server.families import Family, Labels
-from msprobe_engine.core.records import Frame
+from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics.rows import NANS, NEG_INF, POS_INF, as_int64
 from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import KIND_INDEX, LayoutCache
 from msprobe_engine.probe.sinks.prometheus.layers import Key, LayerGauges
 from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX
-from msprobe_engine.probe.sinks.prometheus.traffic import Traffic
 
 BUCKETS = (0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0, 300.0)
 """Upper bounds of the step duration histogram in seconds."""
@@ -251,3 +251,46 @@ def _within(families: list[Family], room: int) -> list[Family]:
         room -= len(family.samples)
         out.append(family)
     return out
+
+
+_BITS = re.compile(r"(\d+)")
+
+
+class Traffic:
+    """Adds up collectives of frames; what a step holds is worked out once per layout.
+
+    Attributes:
+        calls, bytes: operation to count, since the start.
+    """
+
+    def __init__(self) -> None:
+        self.calls: dict[str, float] = {}
+        self.bytes: dict[str, float] = {}
+        self._samples: Sequence[Sample] = ()
+        self._step: tuple[dict[str, float], dict[str, float]] = ({}, {})
+
+    def update(self, frame: Frame) -> None:
+        if frame.samples != self._samples:
+            self._samples = frame.samples
+            self._step = _count(frame.samples)
+        for total, step in zip((self.calls, self.bytes), self._step):
+            for op, value in step.items():
+                total[op] = total.get(op, 0.0) + value
+
+
+def _count(samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, float]]:
+    calls: dict[str, set[object]] = {}
+    sizes: dict[str, float] = {}
+    for sample in samples:
+        if sample.family == "other" and "call" in sample.extra:
+            calls.setdefault(sample.name, set()).add(sample.extra["call"])
+            if "/pre_" not in str(sample.extra.get("tag", "")):
+                description = sample.ref.description
+                sizes[sample.name] = sizes.get(sample.name, 0.0) + math.prod(description.shape) * element_size(description.dtype)
+    return {op: float(len(found)) for op, found in calls.items()}, sizes
+
+
+def element_size(dtype: str) -> float:
+    """Bytes of one element, from the name of its type; 1 for bool and types without a number."""
+    found = _BITS.search(dtype)
+    return int(found.group(1)) / 8 if found is not None else 1.0

@@ -3,6 +3,10 @@
 A dump is not trusted. Only functions that torch itself lists as operations on tensors (`torch.overrides.get_overridable_functions`),
 a fixed list of functions that make tensors, operators of ``torch.ops`` that take tensors and no text, and what the user has registered
 (`custom`) are found: none that reads a file, unpickles, compiles or loads anything.
+
+Moves of tensors to a device (``x.to("cuda:1")``, ``x.npu()``): each side of a check has one device, and there they change nothing.
+
+What such a call does besides, the cast to another type, is done and checked.
 """
 
 from __future__ import annotations
@@ -10,7 +14,7 @@ from __future__ import annotations
 import operator
 import sys
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import lru_cache
 from types import FunctionType
 from typing import Any, NamedTuple
@@ -21,7 +25,6 @@ from torch.overrides import get_overridable_functions
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.op_tools.accuracy.operators.custom import Custom, custom, formula
-from msprobe_integrations.torch.op_tools.accuracy.operators.moves import MOVES
 from msprobe_integrations.torch.op_tools.accuracy.references.formula import with_known_arguments
 from msprobe_integrations.torch.randomness.calls import TENSOR, TORCH
 
@@ -256,3 +259,35 @@ def _seeded(kind: str, api: str) -> bool:
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return False
     return any(torch.Tag.nondeterministic_seeded in getattr(packet, each).tags for each in packet.overloads())
+
+
+def _to(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    """`torch.Tensor.to`; a device, by name or number, is that of the tensor."""
+    if args and (isinstance(args[0], str) or type(args[0]) is int):
+        args = (tensor.device, *args[1:])
+    if kwargs.get("device") is not None:
+        kwargs["device"] = tensor.device
+    return tensor.to(*args, **kwargs)
+
+
+def _type(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> Any:
+    """`torch.Tensor.type`; of ``"torch.cuda.HalfTensor"`` the last word counts."""
+
+    def here(kind: Any) -> Any:
+        if not isinstance(kind, str):
+            return kind
+        device = "" if tensor.device.type == "cpu" else f"{tensor.device.type}."
+        return f"torch.{device}{kind.rpartition('.')[2]}"
+
+    if "dtype" in kwargs:
+        kwargs["dtype"] = here(kwargs["dtype"])
+    return tensor.type(*map(here, args[:1]), *args[1:], **kwargs)
+
+
+def _same(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+    del args, kwargs
+    return tensor.view_as(tensor)
+
+
+MOVES: Mapping[str, Callable[..., Any]] = {"to": _to, "type": _type, **dict.fromkeys(("cuda", "npu", "xpu", "mps", "hpu", "mtia"), _same)}
+"""Methods of tensors that may name a device, and what is run in their place."""

@@ -14,7 +14,7 @@ from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.connect import check, connect, finish
 from msprobe_engine.accuracy.online.events import DROPPING, RECOVERED, Event
 from msprobe_engine.accuracy.online.options import BLOCK
-from msprobe_engine.accuracy.online.sender import CallStore, Transport
+from msprobe_engine.accuracy.online.sender import CallStore, SentStep, Transport
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
@@ -22,9 +22,11 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import DumpSettings, OnlineSettings
 from msprobe_engine.core.settings.selection import selection
 from msprobe_engine.core.window import Window
+from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.writing.step_text import StepText
 from msprobe_engine.formats.dump.writing.template import Options
 from msprobe_engine.probe.pipeline import Pipeline
+from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.capture.stacks import Stacks
@@ -36,7 +38,6 @@ from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.level import Capture
 from msprobe_integrations.torch.dump.tensor_saver import TensorSaver
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
-from msprobe_integrations.torch.op_tools.online.call_sink import CallSink
 
 PART = "online pre-check"
 _SUFFIX = ".pt"
@@ -248,3 +249,45 @@ def _world() -> int:
         return torch.distributed.get_world_size()
     said = os.environ.get("WORLD_SIZE", "")
     return int(said) if said.isdecimal() else 1
+
+
+class CallSink(Sink):
+    """The sink that sends what is known when a step is over.
+
+    Args:
+        store: the calls of the step went through it.
+    """
+
+    name = "online"
+
+    def __init__(self, store: CallStore) -> None:
+        self._store = store
+        self.steps = 0
+        """Steps whose end was sent."""
+
+    def write(self, frame: Frame, alerts: Sequence[Alert] = ()) -> None:  # noqa: ARG002 - no business of a pre-check
+        """Send the files of a step."""
+        step = self._store.step(frame.step)
+        saved = self._store.finish(frame.step)
+        assert isinstance(step, SentStep)
+        ready = self._store.text.prepare(frame, saved, {"dump_data_dir": "", "tensor_format": "packed"})
+        files: dict[str, list[bytes | memoryview]] = {messages.NAMES: [step.data_names()]}
+        if listed := step.not_saved():
+            files[layout.NOT_SAVED] = [listed]
+        files |= self._store.text.documents(ready)
+        header = {
+            "kind": messages.STEP,
+            "step": frame.step,
+            "complete": frame.complete,
+            "files": {name: sum(len(part) for part in parts) for name, parts in files.items()},
+        }
+        self.steps += self._store.send(header, [part for parts in files.values() for part in parts], important=True)
+        self._store.over(frame.step)
+
+    def drain(self) -> None:
+        """Wait until all messages of calls are with the transport."""
+        self._store.drain()
+
+    def close(self) -> None:
+        """Give memory back."""
+        self._store.close()

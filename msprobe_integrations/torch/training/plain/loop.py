@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,7 +24,6 @@ from msprobe_integrations.torch.tensors import dtensors
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
 from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
-from msprobe_integrations.torch.training.plain.step_boundary import StepBoundary
 from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
 _no_function = torch._C.DisableTorchFunction
@@ -320,3 +319,40 @@ class PlainObserver(LoopObserver):
 
 def _size(optimizer: Any) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+class StepBoundary:
+    """A step is one update of every optimizer. It ends at the first training pass (forward, or a backward that had none before it)
+    after the last of them.
+
+    Who is waited for is learnt: optimizers that are called one after the other (Muon and AdamW), or each after passes of its own
+    (the two of a GAN), make one step. When one comes round again and others have not updated meanwhile, these are waited for no
+    longer: with five updates of the critic per update of the generator each of the critic's is a step.
+    """
+
+    def __init__(self) -> None:
+        self.expected: set[int] = set()
+        self.updated: set[int] = set()
+
+    def expect(self, optimizers: Iterable[int]) -> None:
+        """These train from now on."""
+        self.expected = set(optimizers)
+
+    def first(self, optimizer: int) -> bool:
+        """Would this be its first update in the step?"""
+        return optimizer not in self.updated
+
+    def update(self, optimizer: int) -> None:
+        """It has updated, or left an update out."""
+        if optimizer in self.updated:
+            self.expected = (self.expected & self.updated) | {optimizer}
+        self.updated.add(optimizer)
+
+    @property
+    def over(self) -> bool:
+        """Does the next training pass belong to another step?"""
+        return bool(self.updated) and self.expected <= self.updated
+
+    def next(self) -> None:
+        """Another step begins."""
+        self.updated.clear()
