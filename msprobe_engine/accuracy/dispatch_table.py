@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msprobe_engine.accuracy.result_forms import RESULT_COLUMNS
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, TensorResult, worst
 from msprobe_engine.core.io.output_files import AppendFile, write_file
-from msprobe_engine.core.io.safe_cells import safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import safe_or_number
 
 Array = npt.NDArray[Any]
 
@@ -242,13 +242,4 @@ def _detail(call: Compared, result: TensorResult, found: Difference) -> tuple[st
 
 
 def _line(cells: Sequence[str]) -> bytes:
-    return (",".join(_cell(cell) for cell in cells) + "\n").encode()
-
-
-def _cell(cell: str) -> str:
-    """Numbers below 0 are no formulas."""
-    try:
-        float(cell)
-    except ValueError:
-        return safe_cell(utf8(cell))
-    return cell
+    return (",".join(safe_or_number(cell) for cell in cells) + "\n").encode()

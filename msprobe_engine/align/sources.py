@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe_engine.align import static_graph_sources
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.find_dumps import holds_dump
@@ -355,5 +356,4 @@ def _note_strays(found: Sources, dump: DumpDirectory) -> None:
 
 
 def _listed(values: Sequence[Any]) -> str:
-    texts = [str(value)[:60] for value in values]
-    return ", ".join(texts if len(texts) <= 8 else [*texts[:7], f"and {len(texts) - 7} more"])
+    return some([str(value)[:60] for value in values])

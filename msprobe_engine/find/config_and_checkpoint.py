@@ -14,11 +14,12 @@ from typing import Any
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
-from msprobe_engine.find.config.difference import DATASET, SETTINGS, WEIGHTS, Difference, folded, listed
+from msprobe_engine.find.config.difference import DATASET, SETTINGS, WEIGHTS, Difference, folded
 from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs

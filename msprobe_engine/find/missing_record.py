@@ -11,7 +11,7 @@ from typing import Any
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of, steps_text
+from msprobe_engine.core.text.ranges import in_short, steps_text
 from msprobe_engine.formats.dump.completeness import of_earlier_runs, was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import Rank, open_dump
@@ -180,7 +180,7 @@ def _other_calls(table: DumpTable, step: int, name: names.RecordName) -> Iterato
     same = [other for other in alike if other.direction == name.direction]
     where = f"in step {step} of {one_line(table.path.parent.name)}"
     if same:
-        numbers = few_ranges(ranges_of(sorted({other.number for other in same})))
+        numbers = in_short({other.number for other in same})
         yield f"{where} it has calls {numbers} and no call {name.number} ({name.direction}): numbers count the calls of a step"
     elif alike and name.direction == names.BACKWARD:
         yield (
@@ -215,5 +215,5 @@ def _where(places: dict[int, list[Rank]]) -> str:
 def _ranks(ranks: tuple[Rank, ...]) -> str:
     numbers = sorted(rank for rank in ranks if isinstance(rank, int))
     others = [one_line(rank) for rank in ranks if isinstance(rank, str)]
-    named = [*([few_ranges(ranges_of(numbers))] if numbers else []), *others[:_SHOWN]]
+    named = [*([in_short(numbers)] if numbers else []), *others[:_SHOWN]]
     return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(named)}"

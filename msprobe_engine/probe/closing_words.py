@@ -19,8 +19,8 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.text.words import size
 from msprobe_engine.formats.dump.find_dumps import IN_RUN
-from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import from_alert
 

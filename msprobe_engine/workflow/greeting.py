@@ -18,7 +18,7 @@ from typing import Any
 
 from msprobe_engine.core.distribution import NAME, install_command
 from msprobe_engine.core.log import one_line
-from msprobe_engine.formats.dump.summary import size
+from msprobe_engine.core.text.words import size
 
 COMMAND = "msprobe_engine.cli.main:main"
 """What the command ``msprobe`` is where it is ours."""

@@ -19,6 +19,7 @@ from typing import Any
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.settings.tree import nearest
+from msprobe_engine.core.text.words import cut
 from msprobe_integrations.autoload import request
 
 KEY = "msprobe"
@@ -64,7 +65,7 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
     if isinstance(value, (str, os.PathLike)):
         value = {"config": os.fspath(value)}
     if not isinstance(value, Mapping):
-        raise SettingsError(f"{where}: {_shown(value)} is not allowed; allowed: the path of a settings file, or {{{', '.join(NAMES)}}}")
+        raise SettingsError(f"{where}: {cut(repr(value), 80)} is not allowed; allowed: a settings file, or {{{', '.join(NAMES)}}}")
     for name in value:
         if name not in NAMES:
             near = nearest(name, NAMES)
@@ -72,20 +73,20 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
             raise SettingsError(f"{where}.{name}: unknown key{hint} Known here: {', '.join(NAMES)}")
     config = value.get("config")
     if not isinstance(config, str) or not config:
-        raise SettingsError(f"{where}.config: {_shown(config)} is not allowed; allowed: the path of a settings file")
+        raise SettingsError(f"{where}.config: {cut(repr(config), 80)} is not allowed; allowed: the path of a settings file")
     changes = value.get("set", [])
     if isinstance(changes, str) or not isinstance(changes, (list, tuple)) or not all(isinstance(c, str) and "=" in c for c in changes):
-        raise SettingsError(f"{where}.set: {_shown(changes)} is not allowed; allowed: a list of texts like 'dump.step=[5]'")
+        raise SettingsError(f"{where}.set: {cut(repr(changes), 80)} is not allowed; allowed: a list of texts like 'dump.step=[5]'")
     found = list(changes)
     output = value.get("output_dir")
     if output is not None:
         if not isinstance(output, str) or not output:
-            raise SettingsError(f"{where}.output_dir: {_shown(output)} is not allowed; allowed: the path of a directory")
+            raise SettingsError(f"{where}.output_dir: {cut(repr(output), 80)} is not allowed; allowed: the path of a directory")
         found.append(f"output_dir={json.dumps(output)}")
     monitor = value.get("monitor")
     if monitor is not None:
         if not isinstance(monitor, bool):
-            raise SettingsError(f"{where}.monitor: {_shown(monitor)} is not allowed; allowed: true, false")
+            raise SettingsError(f"{where}.monitor: {cut(repr(monitor), 80)} is not allowed; allowed: true, false")
         found.append(f"sinks.deepspeed.enabled={'true' if monitor else 'false'}")
     return _found(config, where, beside), tuple(found)
 
@@ -98,11 +99,6 @@ def _found(config: str, where: str, beside: str) -> str:
         if os.path.isfile(place):
             return place
     raise SettingsError(f"{where}: file '{config}' does not exist; looked for: {', '.join(dict.fromkeys(places))}")
-
-
-def _shown(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else f"{text[:77]}..."
 
 
 def _configuration(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

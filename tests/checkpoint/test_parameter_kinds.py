@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from msprobe_engine.align.parameters.kinds import kind_of, layer_of
-from msprobe_engine.report.checkpoint.text import ranges, size
+from msprobe_engine.core.text.words import size
+from msprobe_engine.report.checkpoint.text import ranges
 
 NAMES = (
     ("decoder.layers.7.self_attention.linear_qkv.weight", 7, "attention"),

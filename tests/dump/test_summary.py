@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.formats.dump.summary import Steps, Tally, size
+from msprobe_engine.core.text.words import size
+from msprobe_engine.formats.dump.summary import Steps, Tally
 
 
 @given(st.lists(st.integers(0, 60)))

@@ -30,11 +30,11 @@ def run(args: argparse.Namespace) -> int:
 
     from msprobe_engine.cli.options.outputs import refuse_overwriting
     from msprobe_engine.core.log import one_line, warning
+    from msprobe_engine.core.text.words import size
     from msprobe_engine.find.checkpoint.diff import Options, digest_checkpoint
     from msprobe_engine.find.checkpoint.digests import write_manifest
     from msprobe_engine.find.checkpoint.result import counted
     from msprobe_engine.formats.checkpoint.open import meant
-    from msprobe_engine.report.checkpoint.text import size
 
     refuse_overwriting([("-o", args.output_path)], meant(args.path))
     begin = time.monotonic()

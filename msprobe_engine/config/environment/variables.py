@@ -19,6 +19,7 @@ from msprobe_engine.config.environment.rules import environment_rules
 from msprobe_engine.config.secrets.masking import HIDDEN, masked_value
 from msprobe_engine.config.secrets.names import is_free_text, secret_variable
 from msprobe_engine.core.process.user_key import KEY
+from msprobe_engine.core.text.words import some
 
 LONGEST = 32768
 """Characters of one value; longer ones are cut, with a note of their length."""
@@ -73,7 +74,7 @@ class Environment:
         for why in REASONS:
             names = self.names(why)
             if names:
-                shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
+                shown = some(names, _MOST_NAMES)
                 what = "masked" if why == BY_VALUE else "recorded by name only"
                 kept = f", with a digest by your key ({self.key})" if self.key else ""
                 plural = "s" if len(names) > 1 else ""

@@ -12,6 +12,7 @@ from typing import Any
 
 from msprobe_engine.config.launch_scripts.static_values import Found
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.text.words import cut, some
 
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
@@ -69,9 +70,8 @@ class _Reader:
     def notes(self) -> list[str]:
         if not self._open:
             return []
-        places = ", ".join(f"{name} (line {line})" for line, name in self._open[:20])
-        more = f" and {len(self._open) - 20} more" if len(self._open) > 20 else ""
-        return [f"{self._file}: values that only running the file would give: {places}{more}"]
+        places = some([f"{name} (line {line})" for line, name in self._open], 20)
+        return [f"{self._file}: values that only running the file would give: {places}"]
 
     def body(self, statements: list[ast.stmt]) -> None:
         """Statements at module level; what stands in functions and branches is not decided."""
@@ -297,4 +297,4 @@ def _source(node: ast.expr) -> str:
         text = " ".join(ast.unparse(node).split())
     except (RecursionError, ValueError):
         return "..."
-    return text if len(text) <= 200 else text[:197] + "..."
+    return cut(text, 200)

@@ -21,6 +21,7 @@ from msprobe_engine.config.launch_scripts.static_values import Found, Launch, St
 from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments, masked_value, values_of_secrets
 from msprobe_engine.config.secrets.names import is_betrayed_by_use, judged_name, secret_setting, secret_variable
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.text.words import some
 
 __all__ = ["Found", "Launch", "StaticSettings", "collect_static"]
 
@@ -118,8 +119,7 @@ class _Collector:
                 out.notes.append(f"{left_out}: {why} ({', '.join(sorted(names))})")
         for key, places in list(out.conflicts.items())[:_MAX_CONFLICTS]:
             seen = [f"{'not given' if one.value is None else repr(one.value)} ({one.file}, line {one.line})" for one in places]
-            more = f" and {len(seen) - 5} more" if len(seen) > 5 else ""
-            out.notes.append(f"'{key}' has several values: {', '.join(seen[:5])}{more}; it is equal to no single one of them")
+            out.notes.append(f"'{key}' has several values: {some(seen, 5)}; it is equal to no single one of them")
         if len(out.conflicts) > _MAX_CONFLICTS:
             out.notes.append(f"{len(out.conflicts) - _MAX_CONFLICTS} more settings have several values")
         for name, values in self._variables_seen.items():

@@ -28,6 +28,15 @@ def safe_cell(text: str) -> str:
     return text
 
 
+def safe_or_number(text: str) -> str:
+    """`safe_cell`, but of a number: those below 0 are no formulas."""
+    try:
+        float(text)
+    except ValueError:
+        return safe_cell(utf8(text))
+    return text
+
+
 def utf8(text: str) -> str:
     """A text that UTF-8 can hold: halves of a surrogate pair and undecodable bytes are written as escapes."""
     return text if text.isascii() else text.encode("utf-8", "backslashreplace").decode("utf-8")

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 _MOST = 8
 """Ranges that are listed; the others are counted."""
@@ -24,6 +24,16 @@ def numbers_in(ranges: Sequence[str]) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in (one.partition("-") for one in ranges))
 
 
+def listed(numbers: Iterable[int]) -> str:
+    """``0-3, 8``: all of them."""
+    return ", ".join(ranges_of(sorted(numbers)))
+
+
+def in_short(numbers: Iterable[int]) -> str:
+    """`few_ranges` of numbers in any order."""
+    return few_ranges(ranges_of(sorted(numbers)))
+
+
 def few_ranges(ranges: Sequence[str]) -> str:
     """``0-3, 8``; of many ranges the first ones and how many numbers there are."""
     return ", ".join(ranges[:_MOST]) + (f", ... ({numbers_in(ranges):,} in all)" if len(ranges) > _MOST else "")
@@ -31,8 +41,7 @@ def few_ranges(ranges: Sequence[str]) -> str:
 
 def ranks_text(ranks: Sequence[int]) -> str:
     """``rank 3`` or ``ranks 0-3, 8``."""
-    text = ", ".join(ranges_of(ranks))
-    return f"rank {text}" if len(ranks) == 1 else f"ranks {text}"
+    return f"rank{'s' * (len(ranks) != 1)} {', '.join(ranges_of(ranks))}"
 
 
 def steps_text(steps: Sequence[int]) -> str:

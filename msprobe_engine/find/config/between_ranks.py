@@ -14,8 +14,9 @@ from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY, SEVERITIES
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, listed, short
+from msprobe_engine.find.config.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, short
 from msprobe_engine.find.config.environment import of_job
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.system import facts, judged

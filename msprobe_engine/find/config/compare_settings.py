@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import math
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import replace
 from difflib import SequenceMatcher
 
@@ -20,12 +20,12 @@ from msprobe_engine.config.settings.derived import derived_terms, quantity
 from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, only_moved
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.words import some
 from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, SIDES, Difference, Settled
 
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
 """``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
 _LOSS_SCALE = "loss_scale"
-_MOST_NAMES = 10
 
 
 def compare_settings(bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool] | None = None) -> Settled:
@@ -71,13 +71,13 @@ class _Comparison:
         masked = self.bench.masked | self.cmp.masked
         self.out.unknown = {name for name, says_so in masked.items() if not says_so}
         if masked:
-            self.out.notes.append(Sentence("settings that are masked were not compared: {0} ({1})", len(masked), _few(sorted(masked))))
+            self.out.notes.append(Sentence("settings that are masked were not compared: {0} ({1})", len(masked), some(sorted(masked))))
         if self.assumed:
             self.out.notes.append(
                 Sentence(
                     "taken as equal, because one side alone sets it, to what every framework that knows the name takes without it: {0}; "
                     "neither pack says which framework it is",
-                    _few(self.assumed),
+                    some(self.assumed),
                 )
             )
         if self.lost:
@@ -380,10 +380,6 @@ class _Comparison:
             self.reported.add(term.name)
         common = "" if term is None else term.name
         self.out.differences.append(Difference(SETTINGS, a, b, x, y, severity, why, common, matched, self.file, where=place))
-
-
-def _few(names: Sequence[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (", ..." if len(names) > _MOST_NAMES else "")
 
 
 def _places(a: Setting, b: Setting) -> str:

@@ -9,7 +9,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from msprobe_engine.find.config.difference import SIDES, listed
+from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.find.config.difference import SIDES
 from msprobe_engine.formats.pack import entries
 
 if TYPE_CHECKING:

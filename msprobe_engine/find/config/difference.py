@@ -7,8 +7,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
-from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.words import cut
 
 ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM = "env", "pip", "dataset", "weights", "hyperparameters", "random", "system"
 CHECKERS = (ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM)
@@ -214,12 +215,6 @@ def folded(differences: Iterable[Difference]) -> list[Difference]:
     return found
 
 
-def listed(numbers: Iterable[int]) -> str:
-    """``0-3, 7``."""
-    return ", ".join(ranges_of(sorted(numbers)))
-
-
 def short(text: str, longest: int = 80) -> str:
     """A value that fits into a line."""
-    text = text or "not set"
-    return text if len(text) <= longest else f"{text[: longest - 3]}..."
+    return cut(text or "not set", longest)

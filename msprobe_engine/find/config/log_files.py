@@ -11,13 +11,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.config.collect.resolved import same
 from msprobe_engine.config.launch_scripts import tree_files
 from msprobe_engine.config.launch_scripts.training_logs import flat_settings, read_slime, read_verl
 from msprobe_engine.config.secrets.masking import cleaned
 from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.core.io.safe_cells import safe_cell, utf8
+from msprobe_engine.core.io.safe_cells import safe_or_number, utf8
 
 COMPARE_COLUMNS = ("超参名称", "NPU生效值", "bench生效值", "是否一致")
 VERIFY_COLUMNS = ("关键参数名称", "bench生效值", "target生效值", "是否一致")
@@ -122,7 +123,7 @@ def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[tup
     only_second: list[str] = []
     for key in sorted({*first, *second}):
         in_both = key in first and key in second
-        equal = in_both and _same(first[key], second[key])
+        equal = in_both and same(first[key], second[key])
         if in_both and not equal:
             different.append(key)
         elif not in_both:
@@ -132,20 +133,13 @@ def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[tup
     return rows, different, only_first, only_second
 
 
-def _same(a: Any, b: Any) -> bool:
-    """Equal as settings: numbers by value, and true is not 1."""
-    if isinstance(a, bool) != isinstance(b, bool):
-        return False
-    return bool(a == b) or (a != a and b != b)
-
-
 def _write(
     output: Path, trees: Mapping[str, Any], table: str, columns: tuple[str, ...], rows: list[tuple[str, str, str, bool]]
 ) -> list[Path]:
     written = []
     lines = [",".join(columns)]
     for key, first, second, equal in rows:
-        cells = (_cell(key), _cell(first), _cell(second), _EQUAL if equal else _DIFFERENT)
+        cells = (safe_or_number(key), safe_or_number(first), safe_or_number(second), _EQUAL if equal else _DIFFERENT)
         lines.append(",".join(cells))
     files = {name: json.dumps(cleaned("", tree), indent=2, ensure_ascii=False, default=str) for name, tree in trees.items()}
     files[table] = "\ufeff" + "\n".join(lines) + "\n"
@@ -157,12 +151,3 @@ def _write(
     except OSError as error:
         raise SinkError(f"{output}: the result cannot be written: {error.strerror or error}") from error
     return written
-
-
-def _cell(text: str) -> str:
-    """A negative number is no formula."""
-    try:
-        float(text)
-    except ValueError:
-        return safe_cell(text)
-    return text

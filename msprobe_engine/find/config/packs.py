@@ -12,13 +12,15 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings.side import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.words import some
 from msprobe_engine.find.config import completeness, difference
 from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
 from msprobe_engine.find.config.by_rank import NO_RANK
 from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, listed, merged
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, merged
 from msprobe_engine.find.config.environment import compare_env
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, STATIC_FILE, PackSide
 from msprobe_engine.find.config.packages import compare_packages
@@ -28,7 +30,6 @@ from msprobe_engine.find.config.tensors import LATER, compare_dataset, compare_w
 
 _PLAIN = ("torch", "mindspore")
 """Origins of settings that are read from the objects of a program, not from the arguments it was started with."""
-_MOST_NAMES = 6
 _CONTENT = {difference.DATASET: Sentence("samples"), difference.RANDOM: Sentence("random calls")}
 
 
@@ -182,7 +183,7 @@ class _Work:
             else:
                 out.append(one)
         if names:
-            shown = _listed_names(names)
+            shown = some(names)
             run_side, script_side = ("target", "golden") if which else ("golden", "target")
             self.out.not_compared[difference.SETTINGS] = (
                 f"settings that the program of the {run_side} side sets and the scripts of the {script_side} side do not say: {shown}"
@@ -200,7 +201,7 @@ class _Work:
         found = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
         if found.masked:
             self.out.notes.append(
-                Sentence("arguments that are masked were not compared: {0} ({1})", len(found.masked), _listed_names(sorted(found.masked)))
+                Sentence("arguments that are masked were not compared: {0} ({1})", len(found.masked), some(sorted(found.masked)))
             )
         if found.differences or found.unknown:
             sheet = self.out.sheets.setdefault(difference.SETTINGS, Sheet(difference.SETTINGS))
@@ -275,10 +276,6 @@ def _own_files(side: PackSide) -> set[str]:
     files = side.static.get("files")
     names = files if isinstance(files, list) else []
     return {side.pack.path.name, *(Path(name).name for name in names if isinstance(name, str))}
-
-
-def _listed_names(names: list[str]) -> str:
-    return ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
 
 
 def _described(side: PackSide) -> dict[str, object]:

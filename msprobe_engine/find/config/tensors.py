@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import math
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY
 from msprobe_engine.core.redaction import NO_KEY
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, listed, merged, short
+from msprobe_engine.core.text.words import some
+from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, merged, short
 
 STATISTICS = ("max", "min", "mean", "norm")
 REDACTED = "redacted"
@@ -306,15 +308,10 @@ def _why_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
     if x and len(x) == len(y) and None not in x and None not in y:
         if Counter(x) == Counter(y):
             at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
-            return MAY, Sentence("the same samples in another order (index {0})", _some(at))
+            return MAY, Sentence("the same samples in another order (index {0})", some(at))
         at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
-        return CHANGES, Sentence("{0} of {1} samples are others (index {2})", len(at), len(x), _some(at))
+        return CHANGES, Sentence("{0} of {1} samples are others (index {2})", len(at), len(x), some(at))
     return CHANGES, Sentence("the model sees other samples")
-
-
-def _some(items: Iterable[str]) -> str:
-    items = list(items)
-    return ", ".join(items[:8]) + (", ..." if len(items) > 8 else "")
 
 
 def _same_samples(bench: Tensors, cmp: Tensors) -> dict[str, str]:

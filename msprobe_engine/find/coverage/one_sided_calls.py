@@ -11,7 +11,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import of_reducer
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of
+from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
 from msprobe_engine.find.difference.divergence import Divergence
@@ -104,7 +104,7 @@ def _note_order(found: Diagnosis, divergence: Divergence) -> None:
             template = "rank {0}: {1} records stand in another order than in the golden run, the first is {2}: record {3}, there {4}"
         else:
             template = "ranks {0}: {1} records stand in another order than in the golden run, the first is {2}: record {3}, there {4}"
-        sentence = Sentence(template, few_ranges(ranges_of(ranks)), *what)
+        sentence = Sentence(template, in_short(ranks), *what)
         if sentence not in found.evidence:
             found.evidence.append(sentence)
 

@@ -8,7 +8,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.dtypes import plain_name
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of
+from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -183,4 +183,4 @@ def of_step(step: int, divergence: Divergence) -> list[str]:
 def _on_ranks(ranks: list[int], number: int) -> Sentence:
     if len(ranks) == 1:
         return Sentence("rank {0}: {1}", ranks[0], number)
-    return Sentence("ranks {0}: {1} each", few_ranges(ranges_of(ranks)), number)
+    return Sentence("ranks {0}: {1} each", in_short(ranks), number)

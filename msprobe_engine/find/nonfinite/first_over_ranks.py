@@ -10,7 +10,7 @@ from collections.abc import Hashable, Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
 
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of
+from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.collectives.links import Link, Links, match_traces
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace
@@ -193,7 +193,7 @@ def _fold(suspects: list[NonFiniteOrigin]) -> list[NonFiniteOrigin]:
     for first, *others in same.values():
         if others:
             ranks = sorted({first.rank, *(origin.rank for origin in others)})
-            first.notes.append(Sentence("the same on ranks {0}", few_ranges(ranges_of(ranks))))
+            first.notes.append(Sentence("the same on ranks {0}", in_short(ranks)))
     return [some[0] for some in same.values()]
 
 

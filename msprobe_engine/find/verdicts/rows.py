@@ -19,6 +19,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.frameworks.common_terms import CommonSide
 from msprobe_engine.align.parallel.merge_records import origin_of
+from msprobe_engine.core.text.words import cut
 from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, MISSING, PARAMETER, TAKEN
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.rank_findings import RankFindings
@@ -236,7 +237,7 @@ class RowProjection:
 
     def _argument_text(self, at: int) -> str:
         i, j = int(self.rows[at]), int(self.others[at])
-        return f"argument {_short(self.target.values.get(i))} against {_short(self.golden.values.get(j))}"
+        return f"argument {cut(repr(self.target.values.get(i)))} against {cut(repr(self.golden.values.get(j)))}"
 
     def _facts(self, verdicts: RowVerdicts) -> None:
         """What is not the same beside numbers."""
@@ -289,8 +290,3 @@ def _overflown(side: DumpTable, row: int) -> bool:
 
 def _sign(flag: bool | None) -> int:
     return -1 if flag is None else int(flag)
-
-
-def _short(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."

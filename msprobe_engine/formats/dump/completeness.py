@@ -15,6 +15,7 @@ from typing import Any
 from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.ring_file import damages_in
@@ -145,16 +146,16 @@ def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -
     if not names:
         return found
     template = "{0}, step {1}: no dump.json in {2}; were they killed before they wrote it, or is it a copy of a part?"
-    return [*found, Sentence(template, dump.root, step, _some(names))]
+    return [*found, Sentence(template, dump.root, step, some(names))]
 
 
 def of_earlier_runs(dump: DumpDirectory, step: int | None = None) -> list[str]:
     """Sentences about ranks of a step that an earlier run has left in the directory, or about its steps."""
     if step is None:
         template = "{0}: of an earlier run in this directory, and not read: steps {1}"
-        return [Sentence(template, dump.root, _some(dump.earlier_steps))] if dump.earlier_steps else []
+        return [Sentence(template, dump.root, some(dump.earlier_steps))] if dump.earlier_steps else []
     template = "{0}, step {1}: of an earlier run in this directory, and not read: {2}"
-    return [Sentence(template, dump.root, step, _some(names))] if (names := dump.earlier_ranks(step)) else []
+    return [Sentence(template, dump.root, step, some(names))] if (names := dump.earlier_ranks(step)) else []
 
 
 def all_of_earlier_runs(dump: DumpDirectory) -> list[str]:
@@ -183,20 +184,16 @@ def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tup
 
 def _listed(absent: Sequence[int], wanted: Collection[int]) -> str:
     """Those of some ranks that are wanted, of many the first ones; "" without one."""
-    return _some([rank for rank in absent if not wanted or rank in wanted])
+    return some([rank for rank in absent if not wanted or rank in wanted])
 
 
 def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]:
     """Sentences about the steps of which there are directories and no dump, and about those of an earlier run; of all steps, or of those
     that are asked for."""
     empty = [step for step in dump.empty_steps if not steps or step in steps]
-    found: list[str] = [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, _some(empty))] if empty else []
+    found: list[str] = [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, some(empty))] if empty else []
     found += damages_in(dump.root) if dump.root.is_dir() else []
     return found + (of_earlier_runs(dump) if not steps or not set(steps).isdisjoint(dump.earlier_steps) else [])
-
-
-def _some(found: Sequence[object]) -> str:
-    return ", ".join(map(str, found[:_MOST])) + (f" and {len(found) - _MOST:,} more" if len(found) > _MOST else "")
 
 
 def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]:
@@ -210,7 +207,7 @@ def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]
             template = "{0}: steps {1} are not in {2} and were not compared"
             if len(only) == 1:
                 template = "{0}: step {1} is not in {2} and was not compared"
-            found.append(Sentence(template, dump.root, _some(only), other.root))
+            found.append(Sentence(template, dump.root, some(only), other.root))
     return found
 
 
@@ -218,5 +215,5 @@ def counts_of(lost: Any) -> str:
     """Reasons and counts of what the run could not keep."""
     if not isinstance(lost, Mapping):
         return str(lost)[:80]
-    shown = [f"{str(reason)[:80]} {str(count)[:20]}" for reason, count in list(lost.items())[:_MOST]]
-    return ", ".join(shown) + (f" and {len(lost) - _MOST} more" if len(lost) > _MOST else "")
+    shown = [f"{str(reason)[:80]} {str(count)[:20]}" for reason, count in lost.items()]
+    return some(shown, _MOST)

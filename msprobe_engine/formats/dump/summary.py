@@ -7,6 +7,8 @@ from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from msprobe_engine.core.text.words import many, size
+
 _NOTHING: Mapping[str, int] = {}
 
 
@@ -88,13 +90,13 @@ class Tally:
             tensors: number of saved tensors and their bytes.
             lost: losses besides those that were counted here.
         """
-        steps = f"{_many(self.steps.count, 'step')}" + (f" ({self.steps})" if self.steps.count else "")
-        files = f"{_many(self.files, 'file')}, {size(self.bytes)}"
+        steps = f"{many(self.steps.count, 'step')}" + (f" ({self.steps})" if self.steps.count else "")
+        files = f"{many(self.files, 'file')}, {size(self.bytes)}"
         if tensors[0]:
-            files += f", {_many(tensors[0], 'saved tensor')}, {size(tensors[1])}"
-        text = f"{steps}, {_many(self.records, 'record')}, {files} in {root}"
+            files += f", {many(tensors[0], 'saved tensor')}, {size(tensors[1])}"
+        text = f"{steps}, {many(self.records, 'record')}, {files} in {root}"
         if self.cut_off.count:
-            text += f"; cut off: {_many(self.cut_off.count, 'step')} ({self.cut_off})"
+            text += f"; cut off: {many(self.cut_off.count, 'step')} ({self.cut_off})"
         for word, counts in (("lost", {**self.lost, **lost}), ("left out", self.skipped)):
             if counts:
                 text += f"; {word}: " + ", ".join(f"{reason} {count:,}" for reason, count in sorted(counts.items()))
@@ -103,16 +105,3 @@ class Tally:
 
 def _first(span: list[int]) -> int:
     return span[0]
-
-
-def _many(count: int, what: str) -> str:
-    return f"{count:,} {what}{'' if count == 1 else 's'}"
-
-
-def size(count: float) -> str:
-    """``1.2 MB``: bytes in decimal units."""
-    for unit in ("B", "kB", "MB", "GB"):
-        if count < 1000:
-            return f"{count:.0f} {unit}" if unit == "B" else f"{count:.1f} {unit}"
-        count /= 1000
-    return f"{count:.1f} TB"

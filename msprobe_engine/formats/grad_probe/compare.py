@@ -17,6 +17,7 @@ from msprobe_engine.core.errors import MissingExtraError, UsageError
 from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.grad_probe import layout, signs
 from msprobe_engine.formats.grad_probe.read import Direction, RankFiles
 
@@ -143,7 +144,7 @@ def compare_runs(first: Path, second: Path, output: Path, *, plots: bool = True,
     found = Compared()
     for root, alone in ((first, here - there), (second, there - here)):
         if alone:
-            found.problems.append(f"ranks only in {root}: {_some(sorted(alone))}")
+            found.problems.append(f"ranks only in {root}: {some(sorted(alone))}")
     for rank in sorted(here & there):
         result = compare_rank(first / f"rank{rank}", second / f"rank{rank}", progress)
         found.add(result, write_result(result, output / f"rank{rank}", rank, plots=plots, progress=progress), rank)
@@ -155,11 +156,6 @@ def compare_one(first: Path, second: Path, output: Path, *, plots: bool = True, 
     found, result = Compared(), compare_rank(first, second, progress)
     found.add(result, write_result(result, output, None, plots=plots, progress=progress), None)
     return found
-
-
-def _some(numbers: Sequence[int]) -> str:
-    more = f" and {len(numbers) - 8:,} more" if len(numbers) > 8 else ""
-    return ", ".join(map(str, numbers[:8])) + more
 
 
 def _ranks(path: Path) -> set[int]:
@@ -196,7 +192,7 @@ def compare_rank(first: Path, second: Path, progress: Progress = _each) -> RankR
     if not any(v is not None for values in agreements.values() for v in values):
         raise UsageError(f"{first} and {second}: no parameter can be compared: {'; '.join(problems)}")
     alone = ((path, sorted({*side.steps} - {*steps})) for path, side in ((first, a), (second, b)))
-    notes = [f"steps only in {path}: {_some(only)}" for path, only in alone if only]
+    notes = [f"steps only in {path}: {some(only)}" for path, only in alone if only]
     return RankResult(steps, agreements, [f"{text} ({n} of {len(steps)} steps)" for text, n in problems.items()], notes)
 
 

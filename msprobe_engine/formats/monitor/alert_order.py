@@ -18,7 +18,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.core.io.json_output import dumps
 from msprobe_engine.core.io.output_files import make_directory, replace_file
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of, ranks_text
+from msprobe_engine.core.text.ranges import in_short, ranks_text
 from msprobe_engine.formats.monitor.anomalies import Anomaly, Found, load
 
 OUTPUT = "anomaly_analyse.json"
@@ -314,7 +314,7 @@ def summary(analysis: Analysis) -> str:
 
 
 def _on_ranks(ranks: Sequence[int]) -> str:
-    return ranks_text(ranks) if len(ranks) == 1 else f"ranks {few_ranges(ranges_of(ranks))}"
+    return ranks_text(ranks) if len(ranks) == 1 else f"ranks {in_short(ranks)}"
 
 
 def moment_text(group: Group) -> str:

@@ -20,6 +20,7 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.processes import Process, parse_process
 from msprobe_engine.core.text.ranges import few_ranges, ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.words import cut, some
 from msprobe_engine.formats.monitor import losses
 from msprobe_engine.formats.monitor.losses import Loss
 from msprobe_engine.formats.monitor.reader import Run
@@ -108,8 +109,7 @@ def other_runs(run: Run) -> list[str]:
     names.sort(key=lambda name: (len(name), name))
     if not names:
         return []
-    said = ", ".join(names[:4]) + (f" and {len(names) - 4} more" if len(names) > 4 else "")
-    return [Sentence("{0}: {1} in it are runs of their own and were not looked at", run.path, said)]
+    return [Sentence("{0}: {1} in it are runs of their own and were not looked at", run.path, some(names, 4))]
 
 
 def steps_on_one_side(target: Run, golden: Run) -> list[str]:
@@ -261,15 +261,13 @@ def _other_settings(run: Run) -> Iterator[str]:
     for text, ranks in islice(alike.items(), _MOST + 1):
         if text != usual:
             keys = [key for key in facts[text] | facts[usual] if facts[text].get(key) != facts[usual].get(key)]
-            said = ", ".join(f"{key} {_shown(facts[text].get(key))} / {_shown(facts[usual].get(key))}" for key in keys[:4])
-            said += f" and {len(keys) - 4} more" if len(keys) > 4 else ""
+            said = some([f"{key} {_shown(facts[text].get(key))} / {_shown(facts[usual].get(key))}" for key in keys], 4)
             template = "{0}: {1} recorded by other settings than {2}: {3}; what only some ranks have was not compared between ranks"
             yield Sentence(template, run.path, ranks_text(ranks), ranks_text(alike[usual]), said)
 
 
 def _shown(value: Any) -> str:
-    text = json.dumps(value, default=str)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return cut(json.dumps(value, default=str))
 
 
 def _steps_of_ranks(runs: list[Run]) -> list[Steps]:

@@ -17,11 +17,11 @@ from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.words import many, size
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import all_of_earlier_runs, counts_of
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.ring_file import ring_files, steps_of
-from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.formats.dump.world import lost_parts
 from msprobe_engine.formats.dump.writing import packed_files
 from msprobe_engine.formats.monitor.listing import Listing, list_monitor
@@ -116,15 +116,15 @@ class Overview:
             lines.append(f"further runs: {', '.join(sorted(self.runs))} (what each has written is listed below, by its directory)")
         for place, steps in sorted(self.dumps.items()):
             total = sum(rank.nbytes for ranks in steps.values() for rank in ranks)
-            lines.append(f"{_named('dump', place)}: {_count(len(steps), 'step')}, {size(total)}")
+            lines.append(f"{_named('dump', place)}: {many(len(steps), 'step')}, {size(total)}")
             lines += [f"  step {step}: {', '.join(map(_rank_text, ranks))}" for step, ranks in sorted(steps.items())]
         if self.incidents:
             lines.append(f"incidents: {len(self.incidents)}")
             lines += [f"  {place}{_incident_text(content)}" for place, content in self.incidents]
         lines += [f"{_named('monitor', place)}: {_monitor_text(found)}" for place, found in sorted(self.monitors.items())]
-        lines += [f"tables {place}: {_count(n, 'CSV file')}" for place, n in sorted(self.tables.items())]
+        lines += [f"tables {place}: {many(n, 'CSV file')}" for place, n in sorted(self.tables.items())]
         lines += [
-            f"{_named(kind, place)}: {_count(n, 'file') + ', ' if n > 1 else ''}{size(b)}"
+            f"{_named(kind, place)}: {many(n, 'file') + ', ' if n > 1 else ''}{size(b)}"
             for (kind, place), (n, b) in sorted(self.others.items())
         ]
         lines += [f"TensorBoard {place}: tensorboard --logdir {self.root / place}" for place in sorted(self.events)]
@@ -310,7 +310,7 @@ def _packed_names(index: Path) -> int:
 
 
 def _rank_text(rank: RankDump) -> str:
-    count = "tensors without index" if rank.tensors < 0 else _count(rank.tensors, "tensor")
+    count = "tensors without index" if rank.tensors < 0 else many(rank.tensors, "tensor")
     marks = [f"{count}{', packed' * rank.packed}, {size(rank.tensor_bytes)}"] * bool(rank.tensors)
     marks += [f"{rank.not_saved} NOT SAVED"] * bool(rank.not_saved) + ["INCOMPLETE"] * rank.incomplete
     marks += ["no dump.json"] * (not rank.incomplete and not {layout.DUMP, layout.DEBUG} & set(rank.files))
@@ -322,14 +322,14 @@ def _named(what: str, place: str) -> str:
 
 
 def _monitor_text(found: Listing) -> str:
-    ranks = _count(len(found.ranks), "rank") + (f" in {found.directories} directories" if found.directories > len(found.ranks) else "")
+    ranks = many(len(found.ranks), "rank") + (f" in {found.directories} directories" if found.directories > len(found.ranks) else "")
     steps = (
         "" if found.first is None else f", step {found.first}" if found.first == found.last else f", steps {found.first} to {found.last}"
     )
     others = f"; {found.others} director{'y' if found.others == 1 else 'ies'} of other runs not looked at" * bool(found.others)
-    alerts = f"; {_count(found.alerts, 'alert')}" * bool(found.alerts)
+    alerts = f"; {many(found.alerts, 'alert')}" * bool(found.alerts)
     ended = "".join(f"; {end}" + (f" on {n} ranks" if n > 1 else "") for end, n in found.ended.items())
-    files = f"{_count(found.files, 'file')}, {size(found.nbytes)}"
+    files = f"{many(found.files, 'file')}, {size(found.nbytes)}"
     return f"{ranks}{steps}: {', '.join(found.families) or 'no tables'} ({files}){alerts}{ended}{others}"
 
 
@@ -359,7 +359,3 @@ def _read(path: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return content if isinstance(content, dict) else {}
-
-
-def _count(n: int, what: str) -> str:
-    return f"{n} {what}{'' if n == 1 else 's'}"

@@ -18,6 +18,7 @@ from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.archives import MEMBER, read_members, stored_begin
 from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
 from msprobe_engine.formats.tensors.pickle_machine import Wrong
@@ -155,10 +156,9 @@ def _loaded(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
     value, end = load(data, hooks, at)
     if hooks.refused:
         names = sorted(hooks.refused)
-        more = f" and {len(names) - 8} more" if len(names) > 8 else ""
         options = " ".join(f"--trust {name}" for name in names[:8])
         raise _Unknown(
-            f"names {', '.join(names[:8])}{more} in its pickle, which checkpoints of the known frameworks do not. Nothing was executed. "
+            f"names {some(names)} in its pickle, which checkpoints of the known frameworks do not. Nothing was executed. "
             f"If the file comes from code that you know, go on with {options} (nothing is executed then either); "
             "otherwise never load it with torch.load"
         )

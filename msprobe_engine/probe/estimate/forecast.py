@@ -12,7 +12,7 @@ from msprobe_engine.core.settings.load import read_settings
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.selection import selection
 from msprobe_engine.core.settings.tree import to_tree
-from msprobe_engine.formats.dump.summary import size
+from msprobe_engine.core.text.words import size
 from msprobe_engine.probe.estimate import disk
 from msprobe_engine.probe.estimate.cost import ZERO, Range, StepCost, price
 from msprobe_engine.probe.estimate.recorded_step import CHECKSUMS, ROWS, STATISTICS, Source, load_source

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.errors import NothingCapturedError
-from msprobe_engine.formats.dump.summary import size
+from msprobe_engine.core.text.words import size
 from msprobe_engine.formats.monitor.reader import Run, open_run
 
 STEPS = 100_000

@@ -6,7 +6,7 @@ from typing import Any
 
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.settings.tree import to_tree
-from msprobe_engine.formats.dump.summary import size
+from msprobe_engine.core.text.words import size
 from msprobe_engine.probe.estimate.cost import Range
 from msprobe_engine.probe.estimate.forecast import Estimate, size_range
 

@@ -30,7 +30,7 @@ from typing import Any
 
 from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.ranges import few_ranges, ranges_of
+from msprobe_engine.core.text.ranges import few_ranges, in_short, ranges_of
 from msprobe_engine.probe.incident.files import write_json, write_text
 from msprobe_engine.probe.incident.pieces import Pieces, marks_of
 
@@ -206,14 +206,14 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
             lines.append(f"| {item['rank']} | {item['step']} | `{_md(item['name'])}` | {numbers} |")
     lines += ["", "## What was written", ""]
     levels = ", ".join(incident["levels"]) or "none (monitor samples only)"
-    lines.append(f"- steps of the ring: {_ranges(incident['steps'])}; calls at level {levels}")
+    lines.append(f"- steps of the ring: {in_short(incident['steps'])}; calls at level {levels}")
     capture = incident["capture"]
     if incident["rerun"]:
         lines.append(f"- rerun/: step {incident['step']} once more, everything captured")
     elif capture:
         lines.append(f"- armed: level {capture['level']}, {capture['steps']} step(s) from step {capture['first_step']}")
     complete = incident["ranks_complete"]
-    which = f" (rank {_ranges(complete)})" if complete else ""
+    which = f" (rank {in_short(complete)})" if complete else ""
     lines.append(f"- complete: {len(complete)} of {incident['world_size']} ranks{which}")
     for key, text in (
         ("ranks_writing", "began and did not finish (killed? disk full?)"),
@@ -221,7 +221,7 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
         ("ranks_late", "heard of it late and capture a later step"),
     ):
         if incident[key]:
-            lines.append(f"- ranks {_ranges(incident[key])}: {text}")
+            lines.append(f"- ranks {in_short(incident[key])}: {text}")
     if incident["lost"]:
         lines.append("- lost while recording: " + ", ".join(f"{reason} {count}" for reason, count in incident["lost"].items()))
     lines += ["", "## What to run next", "", "```", f"msprobe nan_analyze -i {where}", "```", ""]
@@ -237,7 +237,7 @@ def _began(began: Mapping[str, Any] | None) -> list[str]:
     if began is None:
         return []
     stage = f", pipeline stage {began['pp_stage']}" if began["pp_stage"] else ""
-    where = f"rank {_ranges(began['ranks'])}{stage}"
+    where = f"rank {in_short(began['ranks'])}{stage}"
     return [f"Earliest in the order of execution: `{_md(began['name'])}` ({began['rule']}), {where}, {began['when']}.", ""]
 
 
@@ -271,8 +271,3 @@ def _md(name: Any) -> str:
 
 def _n(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, (int, float)) else str(value)
-
-
-def _ranges(numbers: Sequence[int]) -> str:
-    """0, 1, 2, 5 -> "0-2, 5"."""
-    return few_ranges(ranges_of(sorted(numbers)))

@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.monitor.completeness import missing_parts
 from msprobe_engine.formats.monitor.reader import Run, open_run
 from msprobe_engine.formats.monitor.series import Floats, Integers, Key
@@ -323,6 +324,5 @@ def describe(learned: Learned) -> list[str]:
         held.append("the loss scale falls only when an update is skipped")
     lines.append("relations that hold: " + ("; ".join(held) or "none that could be seen"))
     for reason, metrics in learned.left_out.items():
-        shown = ", ".join(metrics[:3]) + (f" and {len(metrics) - 3} more" if len(metrics) > 3 else "")
-        lines.append(f"left out ({reason}): {shown}")
+        lines.append(f"left out ({reason}): {some(metrics, 3)}")
     return lines

@@ -27,6 +27,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.records import FAMILIES, Sample
+from msprobe_engine.core.text.words import cut
 
 VERSION = 1
 MAX_BYTES = 256 << 20
@@ -206,6 +207,4 @@ class _Reader:
         return node
 
     def _wrong(self, where: str, value: Any, allowed: str) -> NoReturn:
-        shown = repr(value)
-        shown = shown if len(shown) <= 60 else shown[:57] + "..."
-        raise UsageError(f"{self._path}: {where[:200]} = {shown} (file of msprobe monitor learn): expected {allowed}")
+        raise UsageError(f"{self._path}: {where[:200]} = {cut(repr(value))} (file of msprobe monitor learn): expected {allowed}")

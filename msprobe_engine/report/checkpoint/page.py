@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
+from msprobe_engine.core.text.words import size
 from msprobe_engine.find.checkpoint.result import SAME, UNKNOWN, Result, ranked
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.formats.checkpoint.model import MODEL
-from msprobe_engine.report.checkpoint.text import changed_of, number, ranges, shape_of, size, type_of
+from msprobe_engine.report.checkpoint.text import changed_of, number, ranges, shape_of, type_of
 from msprobe_engine.report.web.markup import Html, bullets, folded, paragraph, section, table, text, tiles
 from msprobe_engine.report.web.page import Verdict, document
 from msprobe_engine.report.web.words import words

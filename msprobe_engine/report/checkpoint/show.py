@@ -9,9 +9,10 @@ from typing import Any
 from msprobe_engine.align.parameters.kinds import OTHER, kind_of, layer_of
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.words import size
 from msprobe_engine.find.checkpoint.result import counted, strict
 from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Checkpoint, StoredTensor
-from msprobe_engine.report.checkpoint.text import ranges, size
+from msprobe_engine.report.checkpoint.text import ranges
 
 _SOME = 40
 

@@ -6,7 +6,8 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.words import size
 from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, counted, ranked, short_value
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 
@@ -61,16 +62,6 @@ def _values(result: Result) -> list[str]:
     lines = ["", f"values: {_differ(len(result.values) - expected)}, {expected} more as expected, {result.values_equal} the same"]
     lines += [f"  {one_line(v.name)}: {short_value(v.a)}, golden {short_value(v.b)}" for v in result.values_that_matter[:TOP]]
     return lines + _more(len(result.values_that_matter), TOP)
-
-
-def size(nbytes: int) -> str:
-    """Bytes for people: ``4.2 GB``."""
-    number = float(nbytes)
-    for unit in ("B", "kB", "MB", "GB"):
-        if number < 1000:
-            return f"{number:.0f} {unit}" if unit == "B" or number >= 100 else f"{number:.1f} {unit}"
-        number /= 1000
-    return f"{number:.1f} TB"
 
 
 def number(value: float | None) -> str:
@@ -164,7 +155,7 @@ def _summary(result: Result) -> list[str]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """``0-3, 7`` of 0, 1, 2, 3, 7."""
-    return ", ".join(ranges_of(sorted(numbers))) or "-"
+    return listed(numbers) or "-"
 
 
 def _side(which: str, side: SideFacts) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import Difference, listed, short
+from msprobe_engine.find.config.difference import Difference, short
 from msprobe_engine.find.config.headline import headline
 from msprobe_engine.report.web.markup import Html, badge, bullets, folded, paragraph, section, soft, table, text, tiles
 from msprobe_engine.report.web.page import Verdict, document

@@ -6,9 +6,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.config.severity import PASS, WARNING
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import ADDED, CHECKERS, COLUMNS, Difference, listed
+from msprobe_engine.find.config.difference import ADDED, CHECKERS, COLUMNS, Difference
 from msprobe_engine.find.config.environment import ONLY_BENCH_HAS, ONLY_CMP_HAS
 
 HARMLESS_SHEET, DERIVED_SHEET, NOTES_SHEET, SUMMARY_SHEET = "harmless", "derived", "notes", "summary"

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.words import size
 from msprobe_engine.find.findings import NONE
-from msprobe_engine.formats.dump.summary import size
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 
 EQUAL, DIFFERENT, UNREAD = 0, 1, 3

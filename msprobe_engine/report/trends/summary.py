@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
+from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.words import many
 from msprobe_engine.report.trends.findings import KEPT
 from msprobe_engine.report.trends.model import NonFinite, RunTrend, StandOut, Trends
 
@@ -27,11 +29,11 @@ def headline(trends: Trends) -> str:
     if len(trends.runs) > 1:
         if not trends.compared:
             return "Nothing was compared: the runs have no numbers in common"
-        return f"No relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
+        return f"No relative difference above {trends.limit:g} in {many(trends.compared, 'row')}"
     (run,) = trends.runs
     alerts = sum(run.raised.rules.values())
     if alerts:
-        return f"{_many(alerts, 'alert')}: " + ", ".join(f"{rule} {count:,}" for rule, count in sorted(run.raised.rules.items()))
+        return f"{many(alerts, 'alert')}: " + ", ".join(f"{rule} {count:,}" for rule, count in sorted(run.raised.rules.items()))
     if run.stand_out:
         return f"No alert, no NaN or Inf; farthest from its usual size: {_stand_out_line(trends, run.stand_out[0])}"
     return "No alert, no NaN or Inf, nothing far from its usual size"
@@ -46,24 +48,24 @@ def lines(trends: Trends) -> Iterator[str]:
     for run in trends.runs:
         count, first, last = run.steps
         read = f"{run.rows:,} rows from {', '.join(run.kinds)}"
-        yield f"{run.name}: {_many(len(run.ranks), 'rank')}, {_many(count, 'step')} ({first} to {last}), {read}"
+        yield f"{run.name}: {many(len(run.ranks), 'rank')}, {many(count, 'step')} ({first} to {last}), {read}"
     yield kept(trends)
     for run in trends.runs:
         yield from _nonfinite(trends, run)
         for rule, count in sorted(run.raised.rules.items()):
-            yield f"{run.name}: {_many(count, 'alert')} of rule {rule}"
+            yield f"{run.name}: {many(count, 'alert')} of rule {rule}"
     if len(trends.runs) > 1:
         counts = [run.facts.world or len(run.ranks) for run in trends.runs]
         if counts[0] != counts[1]:
             yield (
-                f"the runs have {counts[0]} and {_many(counts[1], 'rank')}: where their parallel layouts differ, numbers of pieces are set "
+                f"the runs have {counts[0]} and {many(counts[1], 'rank')}: where their parallel layouts differ, numbers of pieces are set "
                 "against numbers of other pieces here; msprobe diagnose RUN GOLDEN puts the pieces together first"
             )
         yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
         if not trends.compared:
             yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
         elif not trends.apart:
-            yield f"the runs agree: no relative difference above {trends.limit:g} in {_many(trends.compared, 'row')}"
+            yield f"the runs agree: no relative difference above {trends.limit:g} in {many(trends.compared, 'row')}"
             yield "no shape and no dtype was compared, and of calls in a step the extremes; msprobe diagnose compares more"
     for run in trends.runs:
         yield from _found(trends, run.stand_out, f"{run.name}: stand out")
@@ -77,7 +79,7 @@ def kept(trends: Trends) -> str:
     """How finely the page shows its numbers."""
     plan = trends.plan
     targets = sum(len(metric.targets) for metric in trends.metrics.values())
-    text = f"{_many(targets, 'target')} of {_many(len(trends.metrics), 'metric')}; "
+    text = f"{many(targets, 'target')} of {many(len(trends.metrics), 'metric')}; "
     if plan.fine.single and plan.ranks.single and plan.factor == 1:
         return f"{text}every step and rank is kept"
     text += f"{plan.fine.of} steps in {len(plan.fine)} columns"
@@ -90,7 +92,7 @@ def kept(trends: Trends) -> str:
 
 def _nonfinite(trends: Trends, run: RunTrend) -> Iterator[str]:
     if run.nonfinite_count:
-        yield f"{run.name}: NaN or Inf in {_many(run.nonfinite_count, 'target')}, first:"
+        yield f"{run.name}: NaN or Inf in {many(run.nonfinite_count, 'target')}, first:"
     for one in run.nonfinite[:_SHOWN]:
         yield f"  {_nonfinite_line(trends, one)} ({', '.join(one.statistics)})"
 
@@ -115,19 +117,5 @@ def _stand_out_line(trends: Trends, one: StandOut) -> str:
 
 
 def runs_of(numbers: Iterable[int]) -> str:
-    """Numbers as ranges.
-
-    >>> runs_of([0, 1, 2, 5])
-    '0-2,5'
-    """
-    out: list[list[int]] = []
-    for number in sorted(numbers):
-        if out and out[-1][1] == number - 1:
-            out[-1][1] = number
-        else:
-            out.append([number, number])
-    return ",".join(f"{a}-{b}" if b > a else str(a) for a, b in out)
-
-
-def _many(n: int, what: str) -> str:
-    return f"{n:,} {what}{'' if n == 1 else 's'}"
+    """Numbers as ranges: ``0-2,5``."""
+    return ",".join(ranges_of(sorted(numbers)))

@@ -20,6 +20,7 @@ from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.records import Sample
 from msprobe_engine.core.settings.expressions import place_problem
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_integrations.common.capture.stacks import line_number, walk
 from msprobe_integrations.common.monitor.files import rank_directory
 
@@ -133,11 +134,6 @@ class CollectiveSamples:
 
 def group_label(ranks: Sequence[int] | None) -> str:
     """Global ranks as text: ``0-7``, ``0,8,16``; of many runs the first ones. ``""`` when they are not known."""
-    runs: list[list[int]] = []
-    for rank in ranks or ():
-        if runs and rank == runs[-1][1] + 1:
-            runs[-1][1] = rank
-        else:
-            runs.append([rank, rank])
-    text = ",".join(str(a) if a == b else f"{a}-{b}" for a, b in runs[:_MOST_RUNS])
+    runs = ranges_of(ranks or ())
+    text = ",".join(runs[:_MOST_RUNS])
     return text if len(runs) <= _MOST_RUNS else f"{text},... ({len(ranks or ())})"

@@ -29,8 +29,9 @@ import numpy as np
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.probe.pending_steps import RowsEdit
-from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import Mismatch, replica_rule, short_ranks
+from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import Mismatch, replica_rule
 from msprobe_integrations.common.ranks.replica_channel import Channel, Difference, Mask, Ranks, Words
 
 if TYPE_CHECKING:
@@ -239,9 +240,7 @@ class ReplicaCheck:
             for why, count in channel.left_out().items():
                 if (ranks, why) not in self._said_left_out:
                     self._said_left_out.add((ranks, why))
-                    _log.warning(
-                        "replicas on ranks %s: %d checks were not made, nor are others like them: %s", short_ranks(ranks), count, why
-                    )
+                    _log.warning("replicas on ranks %s: %d checks were not made, nor are others like them: %s", in_short(ranks), count, why)
             if channel.failed:
                 self._channels.pop(ranks).close()
                 self._say(ranks, channel.failed)
@@ -277,12 +276,12 @@ class ReplicaCheck:
     @staticmethod
     def _missed(ranks: tuple[int, ...], channel: Channel, why: str) -> None:
         if channel.under_way:
-            _log.warning("replicas on ranks %s: %d checks have no result, %s", short_ranks(ranks), channel.under_way, why)
+            _log.warning("replicas on ranks %s: %d checks have no result, %s", in_short(ranks), channel.under_way, why)
 
     def _say(self, ranks: tuple[int, ...], why: str) -> None:
         if ranks not in self._said:
             self._said.add(ranks)
-            _log.warning("replicas on ranks %s are not compared any more, training goes on: %s", short_ranks(ranks), why)
+            _log.warning("replicas on ranks %s are not compared any more, training goes on: %s", in_short(ranks), why)
 
     def _found(self, step: int, channel: Channel, group: _Group, taken: Mask, differences: Sequence[Difference]) -> None:
         """The result of one check of one group."""
@@ -349,7 +348,7 @@ def _mismatch(ranks: Sequence[int], take: _Take, label: str, difference: Differe
         order = sorted(holders.items(), key=lambda item: (-len(item[1]), item[1]))
         most = len(order) < 2 or len(order[0][1]) > len(order[1][1])
         minority = sorted(rank for _, held in order[most:] for rank in held)
-        facts["digests"] = {digest: short_ranks(held) for digest, held in order[:SHOWN]}
+        facts["digests"] = {digest: in_short(held) for digest, held in order[:SHOWN]}
         if len(order) > SHOWN:
             facts["values"] = len(order)
     return Mismatch(piece.name, take.kind, label, list(ranks), minority, piece.vpp_stage, take.place, facts)

@@ -19,8 +19,8 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
+from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.probe.pending_steps import RowsEdit
-from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import short_ranks
 from msprobe_integrations.common.ranks.exchange_thread import CLOSED
 from msprobe_integrations.common.ranks.step_exchange import StepExchange
 from msprobe_integrations.common.ranks.tree import Lane, Words
@@ -178,7 +178,7 @@ class RowMerge(RowsEdit):
         """Take out of `rows` what is not known without the other ranks, and say which rows have no numbers then, and why."""
         rows[self._places] = left = _rows.keep_nonfinite(rows[self._places])
         empty = self._places[_rows.as_int64(left)[:, _rows.COUNT] == 0].tolist()
-        return dict.fromkeys(empty, f"statistics of sharded tensors, not merged over ranks {short_ranks(self._exchange.ranks)}")
+        return dict.fromkeys(empty, f"statistics of sharded tensors, not merged over ranks {in_short(self._exchange.ranks)}")
 
     def apply(self, rows: Rows) -> None:
         """Put the merged rows in place. Where there are none, those of this rank's part would be taken for the whole: all that is left of

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 
 from msprobe_engine.config.launch_scripts.shell.values import Place, Text, Unknown
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.text.words import cut
 
 MAX_COMMANDS = 50_000
 MAX_CHARACTERS = 4_000_000
@@ -162,5 +163,4 @@ class Context:
 
 def short(source: str) -> str:
     """A piece of a script for a message: one line, at most 80 characters."""
-    text = " ".join(source.split())
-    return text if len(text) <= 80 else text[:77] + "..."
+    return cut(" ".join(source.split()), 80)

@@ -5,17 +5,10 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.deepspeed.files import Listing
 from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile
 from msprobe_engine.formats.checkpoint.model import StoredTensor
-
-_SHOWN = 4
-
-
-def shown(names: Sequence[str]) -> str:
-    """The first names, and how many more there are."""
-    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-    return ", ".join(names[:_SHOWN]) + more
 
 
 def missing(path: Path, files: Listing, mp_size: int, dp_size: int, stage: int) -> list[str]:
@@ -38,7 +31,7 @@ def missing(path: Path, files: Listing, mp_size: int, dp_size: int, stage: int) 
     if not gone:
         return []
     return [
-        f"{path}: {shown(gone)} {'is' if len(gone) == 1 else 'are'} missing ({mp_size} model parallel times {dp_size} data parallel ranks "
+        f"{path}: {some(gone)} {'is' if len(gone) == 1 else 'are'} missing ({mp_size} model parallel times {dp_size} data parallel ranks "
         "saved here); what they hold cannot be compared. Was the run or the copy cut off?"
     ]
 
@@ -51,7 +44,7 @@ def left_over(path: Path, files: Listing, dp_size: int, stage: int) -> list[str]
     if not names:
         return []
     return [
-        f"{path}: {shown(sorted(names))} {'does' if len(names) == 1 else 'do'} not belong to ZeRO {stage} on {dp_size} data parallel "
+        f"{path}: {some(sorted(names))} {'does' if len(names) == 1 else 'do'} not belong to ZeRO {stage} on {dp_size} data parallel "
         "ranks; another run saved into this directory before. They are not compared"
     ]
 
@@ -65,7 +58,7 @@ def other_steps(models: Sequence[ModelFile]) -> list[str]:
             odd = [f"{file.file.name} has {number}" for file, number in zip(models, seen) if number != usual]
             tie = seen.count(usual) * 2 <= len(seen)
             rest = f"{sum(n == usual for n in seen)} others {usual}; {'some are' if tie else 'stale:'} left over from another step"
-            return [f"{models[0].file.parent}: the model's files disagree in {key}: {shown(odd)}, {rest}"]
+            return [f"{models[0].file.parent}: the model's files disagree in {key}: {some(odd)}, {rest}"]
     return []
 
 
@@ -74,4 +67,4 @@ def without_weights(path: Path, optimized: Iterable[str], tensors: Mapping[str, 
     gone = [name for name in optimized if name not in tensors]
     if not gone:
         return []
-    return [f"{path}: the weights of {len(gone)} parameters that the optimizer has are in none of the files: {shown(gone)}"]
+    return [f"{path}: the weights of {len(gone)} parameters that the optimizer has are in none of the files: {some(gone)}"]

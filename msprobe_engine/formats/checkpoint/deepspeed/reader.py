@@ -12,7 +12,8 @@ from collections.abc import Collection, Mapping
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.checkpoint.deepspeed.completeness import left_over, missing, other_steps, shown, without_weights
+from msprobe_engine.core.text.words import some
+from msprobe_engine.formats.checkpoint.deepspeed.completeness import left_over, missing, other_steps, without_weights
 from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, listing
 from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile, extras, trained_in
 from msprobe_engine.formats.checkpoint.deepspeed.parallel import cuts_of
@@ -75,7 +76,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         reading.notes.append(f"ZeRO 3 saves no weights in {dtype}: the float32 copies of the optimizer stand for them")
         found.facts["stored_for"] = dtype
     if files.other:
-        reading.notes.append(f"{len(files.other)} files of other kinds were passed over: {shown(files.other)}")
+        reading.notes.append(f"{len(files.other)} files of other kinds were passed over: {some(files.other)}")
     found.notes, found.problems = list(dict.fromkeys(reading.notes)), reading.problems
     return found
 

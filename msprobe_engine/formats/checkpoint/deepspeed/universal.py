@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.checkpoint.deepspeed.completeness import other_steps, shown
+from msprobe_engine.core.text.words import some
+from msprobe_engine.formats.checkpoint.deepspeed.completeness import other_steps
 from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, listing
 from msprobe_engine.formats.checkpoint.deepspeed.model import extras, trained_in
 from msprobe_engine.formats.checkpoint.deepspeed.parallel import cuts_of
@@ -45,7 +46,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         raise DumpFormatError(f"{path}: no parameter below zero/ can be read" + "".join(f"; {text}" for text in reading.problems[:1]))
     gone = [name for group in shapes for name in group if name not in states]
     if gone:
-        reading.problems.append(f"{path}: {len(gone)} parameters of the optimizer have no directory below zero/: {shown(gone)}")
+        reading.problems.append(f"{path}: {len(gone)} parameters of the optimizer have no directory below zero/: {some(gone)}")
     copies = _add_states(states, tensors, path, reading)
     _add_steps(common, shapes, tensors)
     if parts:
@@ -152,7 +153,7 @@ def _add_states(states: States, tensors: Tensors, path: Path, reading: Reading) 
             continue
         gone = [f"zero/{name}/{'fp32' if state == MASTER else state}.pt" for state in sorted(usual | {MASTER}) if state not in held]
         if gone:
-            reading.problems.append(f"{path}: {shown(gone)} {'is' if len(gone) == 1 else 'are'} missing; other parameters have this state")
+            reading.problems.append(f"{path}: {some(gone)} {'is' if len(gone) == 1 else 'are'} missing; other parameters have this state")
         for tensor in held.values():
             tensors[tensor.key] = tensor
         if name not in tensors and MASTER in held:

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.files.small_files import entries, read_json
 from msprobe_engine.formats.checkpoint.mindspore.file import Held, MindSporeFile, number_of, read_file
 from msprobe_engine.formats.checkpoint.mindspore.ranks import together
@@ -88,13 +89,12 @@ def _read_ranks(found: Checkpoint, ranks: Mapping[int, Path]) -> None:
     newest = max(saves.values())
     stale = [str(files[rank].path) for rank, save in saves.items() if save != newest]
     if stale:
-        shown = ", ".join(stale[:4]) + (f" and {len(stale) - 4} more" if len(stale) > 4 else "")
         found.problems.append(
-            f"{shown}: the newest save of these ranks is older than epoch {newest[0]}, step {newest[1]}, which others have"
+            f"{some(stale, 4)}: the newest save of these ranks is older than epoch {newest[0]}, step {newest[1]}, which others have"
         )
     gone = sorted(set(range(max(ranks) + 1)) - set(ranks))
     if gone:
-        shown = ", ".join(f"rank_{rank}" for rank in gone[:4]) + (f" and {len(gone) - 4} more" if len(gone) > 4 else "")
+        shown = some([f"rank_{rank}" for rank in gone], 4)
         found.problems.append(f"{found.path}: {shown} missing; what these ranks hold cannot be compared")
     layouts: dict[str, Layout] = {}
     for file in strategy_files(found.path):

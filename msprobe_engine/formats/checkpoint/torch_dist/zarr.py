@@ -16,6 +16,7 @@ from typing import Any
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.files.small_files import read_text
 from msprobe_engine.formats.checkpoint.model import Box, Index, StoredTensor, strides_of
 from msprobe_engine.formats.tensors.torch_file import UnknownNameError, read_torch
@@ -72,8 +73,7 @@ def _array(directory: Path, problems: list[str]) -> StoredTensor:
         sizes = tuple(min(n, size - offset) for n, size, offset in zip(chunks, shape, offsets))
         boxes.append(Box(offsets, sizes, chunk, 0, strides_of(chunks)))
     if lost:
-        shown = ", ".join(lost[:4]) + (f" and {len(lost) - 4} more" if len(lost) > 4 else "")
-        problems.append(f"{directory}: of its {math.prod(counts)} chunks {shown} are missing or of another size")
+        problems.append(f"{directory}: of its {math.prod(counts)} chunks {some(lost, 4)} are missing or of another size")
     return StoredTensor(directory.name, shape, dtype, tuple(boxes))
 
 

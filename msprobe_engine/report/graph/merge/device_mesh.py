@@ -9,6 +9,7 @@ from typing import Any
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.settings.rank_choice import AXES
+from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.report.graph.options import Layout
 
@@ -37,7 +38,7 @@ def check(layout: Layout, ranks: Mapping[int, object] | None = None) -> None:
         missing = sorted(set(range(layout.rank_size)) - set(ranks))
         other = sorted(set(ranks) - set(range(layout.rank_size)))
         if missing or other:
-            said = [f"no dump of ranks {_few(missing)}"] * bool(missing) + [f"dumps of ranks {_few(other)} besides"] * bool(other)
+            said = [f"no dump of ranks {some(missing, 16)}"] * bool(missing) + [f"dumps of ranks {some(other, 16)} besides"] * bool(other)
             raise UsageError(
                 f"--rank_size {layout.rank_size}: {', '.join(said)}; to put ranks together all of them are needed, and no others"
             )
@@ -201,7 +202,3 @@ def whole_size(headers: Mapping[int, Mapping[str, Any]]) -> int:
     """How many ranks the dumps say there are; 0 when they do not."""
     found = next((place for header in headers.values() if (place := mesh_of_header(header)) is not None), None)
     return 0 if found is None else math.prod(found[1].get(axis, 1) for axis in ("tp", "cp", "dp", "pp"))
-
-
-def _few(numbers: list[int]) -> str:
-    return ", ".join(map(str, numbers[:16])) + (" ..." if len(numbers) > 16 else "")

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
+from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
@@ -129,17 +130,17 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
     def _alert(self, step: int, rank: int, m: Mismatch) -> Alert:
         what = "parameter" if m.kind == "param" else "reduced gradient"
         if not m.minority:
-            seen = f"ranks {short_ranks(m.ranks)} ({m.group}) do not hold the same"
+            seen = f"ranks {in_short(m.ranks)} ({m.group}) do not hold the same"
         elif len(m.minority) == len(m.ranks):
             unsure = "which one is wrong cannot be told"
             if len(m.ranks) == 2:
                 seen = f"ranks {m.ranks[0]} and {m.ranks[1]} ({m.group}) differ; {unsure}"
             else:
-                seen = f"ranks {short_ranks(m.ranks)} ({m.group}) differ, and no value has a majority; {unsure}"
+                seen = f"ranks {in_short(m.ranks)} ({m.group}) differ, and no value has a majority; {unsure}"
         else:
-            of = f"of {short_ranks(m.ranks)} ({m.group})"
+            of = f"of {in_short(m.ranks)} ({m.group})"
             several = len(m.minority) > 1
-            seen = f"rank{'s' * several} {short_ranks(m.minority)} {of} differ{'s' * (not several)} from the others"
+            seen = f"rank{'s' * several} {in_short(m.minority)} {of} differ{'s' * (not several)} from the others"
         expected = "the same bits on all of them"
         facts = {**m.facts, "group": m.group, "ranks": list(m.ranks), "minority": list(m.minority)}
         if m.vpp_stage:
@@ -162,15 +163,3 @@ class ReplicaMismatchRule(LastingRule[ReplicaMismatchArgs]):
 def replica_rule(rules: Sequence[Rule]) -> ReplicaMismatchRule:
     """The replica rule among `rules`, or one with default settings: a check that was asked for always reports."""
     return next((rule for rule in rules if isinstance(rule, ReplicaMismatchRule)), None) or ReplicaMismatchRule()
-
-
-def short_ranks(ranks: Sequence[int]) -> str:
-    """``0-3, 8``: ranks in short, at most eight ranges."""
-    ranges: list[list[int]] = []
-    for rank in sorted(ranks):
-        if ranges and rank == ranges[-1][1] + 1:
-            ranges[-1][1] = rank
-        else:
-            ranges.append([rank, rank])
-    shown = [str(a) if a == b else f"{a}-{b}" for a, b in ranges[:8]]
-    return ", ".join(shown) + (", ..." if len(ranges) > 8 else "")
