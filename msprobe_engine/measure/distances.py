@@ -21,9 +21,27 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.redaction import NO_KEY
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, nonfinite_rows, redacted_rows, roundoff
+from msprobe_engine.measure import dump_dialects, factorize, missing_statistics, nonfinite_rows, roundoff
 from msprobe_engine.measure.comparable_dtypes import kind_of
+
+
+def of_other_keys(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> tuple[Bools, Bools]:
+    """Which pairs of rows are redacted on a side, and for which of them the two sides do not have one key."""
+    a, b = _marks(target)[left], _marks(golden)[right]
+    redacted = (a != "") | (b != "")
+    return redacted, redacted & ((a != b) | (a == NO_KEY))
+
+
+def _marks(side: DumpTable) -> npt.NDArray[np.str_]:
+    """The key of each row, "" where nothing was left out."""
+    found = np.zeros(len(side), "U16")
+    for row, facts in side.extra.items():
+        if "redacted" in facts:
+            found[row] = str(facts["redacted"])[:16] or NO_KEY
+    return found
+
 
 Floats = npt.NDArray[np.float64]
 Bools = npt.NDArray[np.bool_]
@@ -140,7 +158,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
         if _is_repeated(target.shape[left[at]], golden.shape[right[at]], a[at, 3], b[at, 3]):
             distance[at], shape[at] = 0.0, False
     compared, same = _same_content(target, golden, left, right)
-    hidden, other_keys = redacted_rows.of_other_keys(target, golden, left, right)
+    hidden, other_keys = of_other_keys(target, golden, left, right)
     compared &= ~plain & ~shape & ~other_keys
     distance[compared & same] = 0.0
     same_numbers = compared & ~same & (~known | (distance < REARRANGED))

@@ -21,9 +21,8 @@ from hypothesis import strategies as st
 from online_ends import LOOPBACK, Kept, sending, serving, tls_directories, until
 
 from msprobe_engine.accuracy.online.options import TlsOptions
-from msprobe_engine.accuracy.online.rate_limit import Pace
 from msprobe_engine.accuracy.online.send_queue import Outbox
-from msprobe_engine.accuracy.online.tcp.connection import counts_of
+from msprobe_engine.accuracy.online.tcp.connection import Pace, counts_of
 from msprobe_engine.accuracy.online.tcp.frames import (
     Frame,
     FrameReader,

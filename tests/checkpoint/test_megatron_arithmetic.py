@@ -19,7 +19,7 @@ from msprobe_engine.formats.checkpoint.megatron.file import single_experts
 from msprobe_engine.formats.checkpoint.megatron.numbering import expert_number, in_model, layers_in, local_layer, offsets, without
 from msprobe_engine.formats.checkpoint.megatron.ranks import Rank, Sizes, rank_of
 from msprobe_engine.formats.checkpoint.model import Box, StoredTensor
-from msprobe_engine.formats.checkpoint.torch_dist.names import in_model_shape, single
+from msprobe_engine.formats.checkpoint.torch_dist.reader import in_model_shape, single
 
 SIZES = st.integers(1, 4)
 LAYER = "decoder.layers.0."

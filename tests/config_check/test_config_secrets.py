@@ -276,7 +276,7 @@ def test_a_gateway_that_fails_is_named_without_its_password(url: str, caplog: py
     pytest.importorskip("prometheus_client")
     from prometheus_client import CollectorRegistry
 
-    from msprobe_engine.probe.sinks.prometheus.push import Pusher
+    from msprobe_engine.probe.sinks.prometheus.sink import Pusher
 
     pusher = Pusher(url, "job", 0, CollectorRegistry())
     with caplog.at_level("WARNING", logger="msprobe.prometheus"):

@@ -78,7 +78,7 @@ def _fresh(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
     from msprobe_engine.core import log
     from msprobe_integrations.common.shutdown import at_exit
     from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
-    from msprobe_integrations.mindspore.graph import single_files
+    from msprobe_integrations.mindspore.graph import single as single_files
     from msprobe_integrations.mindspore.randomness.seeds import undo_seed_all
 
     monkeypatch.chdir(tmp_path)

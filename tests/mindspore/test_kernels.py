@@ -19,7 +19,7 @@ from msprobe.mindspore import PrecisionDebugger
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_engine.formats.tensors.kernel_files import kernel_directories, kernel_files
-from msprobe_integrations.mindspore.graph import kernel_config
+from msprobe_integrations.mindspore.graph import kernel_dump as kernel_config
 
 PROGRAM = Path(__file__).parent / "kernel_program.py"
 PRODUCT = "MatMul.Default_network-WithLossCell__backbone-Net"

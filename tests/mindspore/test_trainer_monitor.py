@@ -19,7 +19,7 @@ from msprobe.mindspore import TrainerMon
 from msprobe_engine.core.errors import SettingsError, UsageError
 from msprobe_engine.formats.grad_probe.compare import GradComparator
 from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
-from msprobe_integrations.mindspore.gradient_probe.step import count_below, pack_signs
+from msprobe_integrations.mindspore.gradient_probe.probe import count_below, pack_signs
 
 EVERYTHING = {
     "targets": {},

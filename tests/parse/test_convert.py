@@ -14,8 +14,7 @@ from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import DumpFormatError, UsageError
-from msprobe_engine.formats.legacy.parse.atb import DTYPES, read_bin
-from msprobe_engine.formats.legacy.parse.convert import convert
+from msprobe_engine.formats.legacy.parse.convert import DTYPES, convert, read_bin
 
 FIXTURES = Path(__file__).parent.parent / "fixtures"
 NUMBERS = {getattr(torch, name): number for number, name in DTYPES.items()}

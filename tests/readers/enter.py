@@ -93,7 +93,7 @@ def _resumed(directory: Path) -> None:
 
 
 def _formulas(path: Path) -> None:
-    from msprobe_integrations.torch.op_tools.accuracy.operators.formula_files import read_formulas
+    from msprobe_integrations.torch.op_tools.accuracy.operators.custom import read_formulas
 
     read_formulas(str(path), {})
 

@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.names import ApiName, ModuleName
-from msprobe_engine.core.settings.rules_between_keys import problem
+from msprobe_engine.core.settings.load import problem
 
 PART = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 PATH = st.lists(PART | st.integers(0, 99).map(str), min_size=1, max_size=3).map(".".join)

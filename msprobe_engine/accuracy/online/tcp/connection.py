@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING
 from msprobe_engine.accuracy.online.addresses import is_strangers
 from msprobe_engine.accuracy.online.events import Counts, Peer
 from msprobe_engine.accuracy.online.options import ServerOptions
-from msprobe_engine.accuracy.online.rate_limit import Pace
 from msprobe_engine.accuracy.online.tcp.channel import CLOSED, Channel, Waker
 from msprobe_engine.accuracy.online.tcp.frames import Frame, FrameReader, Kind, Need, encode_control, parse_header
 from msprobe_engine.accuracy.online.tcp.session import Session
@@ -20,6 +19,7 @@ from msprobe_engine.core.errors import TransportError
 
 if TYPE_CHECKING:
     from msprobe_engine.accuracy.online.tcp.server import Server
+
 
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _LARGEST_RANK = 1 << 24
@@ -245,3 +245,48 @@ def counts_of(found: object) -> Counts:
         seconds = float(waited)
     numbers = {f.name: whole(given.get(f.name)) or 0 for f in fields(Counts) if f.name != "waited_seconds"}
     return Counts(**numbers, waited_seconds=seconds)
+
+
+class Pace:
+    """See the module. Times are those of `time.monotonic`.
+
+    Args:
+        silence: seconds without a byte that are too many.
+        least_rate: bytes per second that a message needs on average, after `silence`.
+    """
+
+    def __init__(self, now: float, silence: float, least_rate: float) -> None:
+        self._silence = silence
+        self._rate = least_rate
+        self._heard = now
+        self._began: float | None = None
+        self._paused: float | None = None
+
+    def look(self, now: float, *, reading: bool, heard: bool, complete: bool, inside: int) -> str:
+        """What is wrong, "" when nothing is.
+
+        Args:
+            reading: this end takes what comes.
+            heard: something has come since the last look.
+            complete: a frame has become complete since then.
+            inside: bytes of the frame that has begun.
+        """
+        if heard:
+            self._heard = now
+        if not reading:
+            self._paused = now if self._paused is None else self._paused
+            return ""
+        if self._paused is not None:
+            self._heard += now - self._paused
+            if self._began is not None:
+                self._began += now - self._paused
+            self._paused = None
+        if not inside:
+            self._began = None
+        elif complete or self._began is None:
+            self._began = now
+        if now - self._heard > self._silence:
+            return f"nothing was heard for {self._silence:g} s"
+        if self._began is not None and now - self._began > self._silence + inside / self._rate:
+            return f"a message of {inside} bytes has not come within {now - self._began:.0f} s, which is too slow"
+        return ""

@@ -6,8 +6,10 @@ Tensors come out under their tags. An optimizer's states have the name of their 
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Collection, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -15,9 +17,8 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.files.small_files import entries, read_json
 from msprobe_engine.formats.checkpoint.mindspore.file import Held, MindSporeFile, number_of, read_file
-from msprobe_engine.formats.checkpoint.mindspore.ranks import together
 from msprobe_engine.formats.checkpoint.mindspore.strategy import Layout, read_strategy, strategy_files
-from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Checkpoint, Index, StoredTensor
+from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Box, Checkpoint, Index, StoredTensor
 
 _MAP = "param_name_map.json"
 _RANK = re.compile(r"rank_(\d{1,6})")
@@ -184,3 +185,81 @@ def _value_name(tag: str) -> str:
 def _state(tag: str) -> tuple[str, str]:
     word, dot, name = tag.partition(".")
     return (word, name) if dot and word in _STATES else ("", tag)
+
+
+Whole = tuple[Held, tuple[Box, ...]]
+"""A tensor, and boxes that hold parts of it once more."""
+
+
+def together(
+    held: Mapping[str, Mapping[int, Held]], layouts: Mapping[str, Layout], ranks: int
+) -> tuple[dict[str, Whole], list[str], list[str]]:
+    """The whole of every tensor.
+
+    Args:
+        held: tag -> rank -> what it has.
+        layouts: of parameters, by name; states are cut as their parameter unless they have their own.
+        ranks: how many files were read.
+
+    Returns:
+        Tensors by tag, notes, problems. Without any layout and more than one rank each rank's tensors are apart, as ``rank_3.fc.weight``.
+    """
+    found: dict[str, Whole] = {}
+    problems: list[str] = []
+    if ranks == 1:
+        return {tag: (next(iter(pieces.values())), ()) for tag, pieces in held.items()}, [], []
+    if not layouts:
+        note = (
+            f"{ranks} ranks saved and no strategy file says how they cut the parameters: each rank is compared by itself. Copy the "
+            "files of strategy_ckpt_config into a directory 'strategy' beside the ranks; where every rank has the whole model, give the "
+            "directory of one"
+        )
+        return {f"rank_{rank}.{tag}": (piece, ()) for tag, pieces in held.items() for rank, piece in sorted(pieces.items())}, [note], []
+    uncut = 0
+    for tag, pieces in held.items():
+        layout = layouts.get(tag) or _of_parameter(tag, pieces, held, layouts)
+        uncut += layout is None
+        whole = _joined(tag, pieces, layout, problems)
+        if whole is not None:
+            found[tag] = whole
+    notes = [f"{uncut} of {len(held)} tensors are in no strategy file and were taken for the same on all ranks"] if uncut else []
+    return found, notes, problems
+
+
+def _of_parameter(
+    tag: str, pieces: Mapping[int, Held], held: Mapping[str, Mapping[int, Held]], layouts: Mapping[str, Layout]
+) -> Layout | None:
+    """The layout of a state's parameter, where they have the same shape on a rank."""
+    name = tag.partition(".")[2]
+    rank = min(pieces)
+    same = name in held and rank in held[name] and held[name][rank].shape == pieces[rank].shape
+    return layouts.get(name) if same else None
+
+
+def _joined(tag: str, pieces: Mapping[int, Held], layout: Layout | None, problems: list[str]) -> Whole | None:
+    ranks = sorted(pieces)
+    first = pieces[ranks[0]]
+    if any((piece.shape, piece.dtype) != (first.shape, first.dtype) for piece in pieces.values()):
+        problems.append(f"the ranks have {tag} in several shapes or types; their files do not belong together, and it is not compared")
+        return None
+    if layout is None:
+        return first, tuple(box for rank in ranks[1:] for box in pieces[rank].boxes)
+    if len(layout.axes) != len(first.shape):
+        problems.append(
+            f"the strategy of {tag} is of {len(layout.axes)} dimensions and the tensor has {len(first.shape)}; it is not compared"
+        )
+        return None
+    cuts = layout.cuts()
+    shape = tuple(size * count for size, count in zip(first.shape, cuts))
+    boxes: dict[tuple[int, ...], tuple[Box, ...]] = {}
+    copies: list[Box] = []
+    for rank in ranks:
+        offsets = tuple(number * size for number, size in zip(layout.piece(rank), first.shape))
+        placed = tuple(replace(box, offsets=tuple(a + b for a, b in zip(box.offsets, offsets))) for box in pieces[rank].boxes)
+        if offsets in boxes:
+            copies += placed
+        else:
+            boxes[offsets] = placed
+    if len(boxes) < math.prod(cuts):
+        problems.append(f"{tag} was cut into {math.prod(cuts)} pieces and the ranks that can be read have {len(boxes)}")
+    return replace(first, shape=shape, boxes=tuple(box for part in boxes.values() for box in part)), tuple(copies)

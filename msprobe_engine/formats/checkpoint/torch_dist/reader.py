@@ -3,18 +3,27 @@
 ``metadata.json`` names the backend; ``common.pt`` has what is no tensor (newer versions: the object ``common_state/shard_0_1``); keys are
 those of Megatron's sharded state dicts (`torch_dist_names`, `torch_dist_buffers`). Sources: core/dist_checkpointing/serialization.py and
 strategies/torch.py of megatron-core 0.16.1 and 0.19; `torch_dist_zarr`.
+
+Keys of Megatron's distributed checkpoints as names of single parameters: layers and experts out of stacks, halves together.
+
+Layers of one kind are one tensor ``decoder.layers.mlp.linear_fc1.weight`` [layers, ...], experts of a layer another dimension of it:
+``decoder.layers.mlp.experts.experts.linear_fc1.weight`` [layers, experts, ...]. Layers that differ have their number in the key; with
+``singleton_local_shards`` experts have too, and a gated layer is ``..._w`` (gate) and ``..._v`` (up). Sources: ``sharded_state_dict`` of
+core/transformer/transformer_block.py, mlp.py and moe/experts.py (megatron-core 0.16.1).
 """
 
 from __future__ import annotations
 
+import math
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.formats.checkpoint.cuts import width_of
 from msprobe_engine.formats.checkpoint.dcp.metadata import METADATA, Metadata, find_pieces, read_metadata, read_objects
 from msprobe_engine.formats.checkpoint.files.small_files import read_text
 from msprobe_engine.formats.checkpoint.flat_tables import plain
@@ -22,9 +31,21 @@ from msprobe_engine.formats.checkpoint.megatron.arguments import facts_of, numbe
 from msprobe_engine.formats.checkpoint.megatron.file import values_of
 from msprobe_engine.formats.checkpoint.megatron.ranks import Sizes
 from msprobe_engine.formats.checkpoint.megatron.states import groups_of, inner_of, parts_of, settings_of, step_of
-from msprobe_engine.formats.checkpoint.model import OPTIMIZER, RANDOM, Checkpoint, StoredTensor, value_group, whole
+from msprobe_engine.formats.checkpoint.model import (
+    OPTIMIZER,
+    RANDOM,
+    Box,
+    Checkpoint,
+    Index,
+    StoredTensor,
+    dropped,
+    flat,
+    joined,
+    narrow,
+    value_group,
+    whole,
+)
 from msprobe_engine.formats.checkpoint.torch_dist.buffers import BucketKey, Buckets, bucket_key
-from msprobe_engine.formats.checkpoint.torch_dist.names import in_model_shape, single
 from msprobe_engine.formats.checkpoint.torch_dist.zarr import read_arrays, read_shards
 from msprobe_engine.formats.tensors.opaque_objects import attributes
 from msprobe_engine.formats.tensors.torch_file import UnknownNameError, read_torch
@@ -214,3 +235,91 @@ def _add(checkpoint: Checkpoint, tensors: Mapping[str, FileTensor], group: str =
         if name not in checkpoint.tensors:
             boxes = whole(tensor.shape, tensor.file, tensor.start, tensor.strides)
             checkpoint.add(StoredTensor(name, tensor.shape, tensor.dtype, boxes, group=group or value_group(name)))
+
+
+_STACK = re.compile(r"(?P<head>(?:[^.]+\.)*?layers)\.(?![0-9]+\.)(?P<rest>.+)")
+_EXPERTS = re.compile(r"(?P<head>.*\.experts)\.experts\.(?P<rest>(?!\d+\.).+)")
+_EXPERT = re.compile(r"(?P<head>.*\.experts)\.experts\.(?P<number>[0-9]{1,9})\.(?P<rest>.+)")
+_HALF = re.compile(r"(?P<name>.*\.(?:weight|bias))_(?P<half>[wv])")
+
+
+def single(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
+    """The parameters (or their states) of single layers and experts.
+
+    Args:
+        tensors: by the checkpoint's keys, without what optimizers put before them.
+    """
+    found: list[StoredTensor] = []
+    halves: dict[tuple[str, str], dict[str, StoredTensor]] = {}
+    for tensor in tensors:
+        for layer in _layers(tensor):
+            for expert in _experts(layer):
+                match = _HALF.fullmatch(expert.name)
+                if match is None:
+                    found.append(expert)
+                else:
+                    halves.setdefault((match["name"], expert.state), {})[match["half"]] = expert
+    for (name, _), pair in halves.items():
+        if len(pair) == 2:
+            found.append(replace(joined([pair["w"], pair["v"]]), name=name))
+        else:
+            found += pair.values()
+    return found
+
+
+def in_model_shape(tensor: StoredTensor, shape: Index) -> StoredTensor | None:
+    """A state that old versions saved as flat stretches of each rank's piece (``fully_sharded_model_space``), in the parameter's shape.
+
+    Its dimensions are those of the parameter, with the number of pieces along each, and one of the elements of a piece
+    (``nd_flattened_tensor_reformulated_global_shape``, strategies/resharding.py of megatron-core 0.7 to 0.15).
+
+    Args:
+        tensor: as it is stored.
+
+    Returns:
+        None: it is no such state of a parameter of this shape.
+    """
+    pieces = tensor.shape[:-1]
+    if len(pieces) != len(shape) or any(count < 1 or size % count for size, count in zip(shape, pieces)):
+        return None
+    piece = tuple(size // count for size, count in zip(shape, pieces))
+    if math.prod(piece) != tensor.shape[-1]:
+        return None
+    width = width_of(tensor)
+    boxes: list[Box] = []
+    for box in tensor.boxes:
+        if any(size != 1 for size in box.sizes[:-1]) or box.strides[-1] != 1:
+            return None
+        origin = tuple(place * size for place, size in zip(box.offsets, piece))
+        for part in flat(piece, box.offsets[-1], box.sizes[-1], box.file, box.start, width):
+            boxes.append(replace(part, offsets=tuple(a + b for a, b in zip(origin, part.offsets))))
+    return replace(tensor, shape=shape, boxes=tuple(boxes))
+
+
+def _layers(tensor: StoredTensor) -> list[StoredTensor]:
+    match = _STACK.fullmatch(tensor.name)
+    if match is None or not tensor.shape:
+        return [tensor]
+    return _unstacked(tensor, [f"{match['head']}.{number}.{match['rest']}" for number in range(tensor.shape[0])])
+
+
+def _experts(tensor: StoredTensor) -> list[StoredTensor]:
+    numbered = _EXPERT.fullmatch(tensor.name)
+    if numbered is not None:
+        name = f"{numbered['head']}.local_experts.{int(numbered['number'])}.{numbered['rest']}"
+        return [replace(tensor, name=name, origin=tensor.origin or tensor.name)]
+    match = _EXPERTS.fullmatch(tensor.name)
+    if match is None or not tensor.shape:
+        return [tensor]
+    return _unstacked(tensor, [f"{match['head']}.local_experts.{number}.{match['rest']}" for number in range(tensor.shape[0])])
+
+
+def _unstacked(tensor: StoredTensor, names: list[str]) -> list[StoredTensor]:
+    """The members of a stack along dimension 0. Most boxes lie in one member: each is looked at once."""
+    width = width_of(tensor)
+    members: list[list[Box]] = [[] for _ in names]
+    for box in tensor.boxes:
+        for place in range(box.offsets[0], box.offsets[0] + box.sizes[0]):
+            members[place] += dropped(narrow((box,), 0, place, 1, width), 0)
+    origin = tensor.origin or tensor.name
+    return [replace(tensor, name=name, shape=tensor.shape[1:], boxes=tuple(boxes), origin=origin) for name, boxes in zip(names, members)]
