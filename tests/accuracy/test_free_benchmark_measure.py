@@ -23,7 +23,8 @@ from msprobe_engine.accuracy.free_benchmark.reference import Agreement
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.load import load_settings
-from msprobe_integrations.torch.op_tools.free_benchmark import sliced, values
+from msprobe_integrations.torch.op_tools.free_benchmark import second as sliced
+from msprobe_integrations.torch.op_tools.free_benchmark import values
 
 # The free benchmark without a framework: how inputs are changed, when results differ, what is written, which settings are refused.
 

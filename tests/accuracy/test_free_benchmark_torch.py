@@ -19,7 +19,7 @@ from torch.nn import functional as F
 from torch.utils.checkpoint import CheckpointPolicy, checkpoint, create_selective_checkpoint_contexts
 
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
-from msprobe_integrations.torch.op_tools.free_benchmark import sliced
+from msprobe_integrations.torch.op_tools.free_benchmark import second as sliced
 
 MODES = ("improve_precision", "add_noise", "bit_noise", "change_value", "no_change", "to_cpu")
 

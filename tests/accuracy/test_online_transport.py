@@ -15,8 +15,8 @@ import pytest
 from online_ends import LOOPBACK, QUICK_CLIENT, Cable, Kept, sending, serving, until
 
 from msprobe_engine.accuracy.online.events import Event
-from msprobe_engine.accuracy.online.metrics import ServerMetrics
 from msprobe_engine.accuracy.online.options import DROP, Address, ClientOptions, ServerOptions
+from msprobe_engine.accuracy.online.receiver import ServerMetrics
 from msprobe_engine.accuracy.online.tcp.client import Client
 from msprobe_engine.accuracy.online.tcp.server import Server
 from msprobe_engine.core.errors import SettingsError, TransportError

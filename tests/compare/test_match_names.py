@@ -11,8 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.align.calls.match import FUZZY_MESSAGE, match
-from msprobe_engine.align.calls.match_fuzzy import joined, without_call
+from msprobe_engine.align.calls.match import FUZZY_MESSAGE, joined_fuzzily, match, without_call
 from msprobe_engine.align.calls.row_names import Keys
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
@@ -99,9 +98,9 @@ def slow(a: list[str], b: list[str]) -> list[tuple[int, int]]:
 def test_fuzzy(first: list[str], second: list[str]) -> None:
     """The linear pass finds what looking through both queues finds; without compat no row of the target is lost."""
     keys = Keys(first, second, range(len(first)), range(len(second)))
-    pairs = joined(keys, [""] * len(first), [""] * len(second), shaped=False, compat=True)
+    pairs = joined_fuzzily(keys, [""] * len(first), [""] * len(second), shaped=False, compat=True)
     assert list(zip(pairs.target, pairs.golden)) == slow([without_call(n) for n in first], [without_call(n) for n in second])
-    whole = joined(keys, [""] * len(first), [""] * len(second), shaped=False, compat=False)
+    whole = joined_fuzzily(keys, [""] * len(first), [""] * len(second), shaped=False, compat=False)
     assert whole.target == list(range(len(first)))
 
 

@@ -24,7 +24,7 @@ from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.torch.config import checker as config_checker
-from msprobe_integrations.torch.config.random_states import TorchRandomCalls
+from msprobe_integrations.torch.config.checker import TorchRandomCalls
 
 SCRIPT = Path(__file__).with_name("checked_training.py")
 
@@ -385,7 +385,7 @@ def test_states_of_streams_are_digests_at_fixed_points(trained: tuple[Pack, str]
     assert list(found) == ["constructed", "step0"]
     assert set(found["step0"]) == {"python", "numpy", "torch"}
     random.seed(2)
-    from msprobe_integrations.torch.config.random_states import states
+    from msprobe_integrations.torch.config.checker import states
 
     assert states()["python"] == found["step0"]["python"]
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from msprobe_engine.config.collect import git_state
+from msprobe_engine.config.collect import system as git_state
 
 ODD: dict[str, Callable[[Path], None]] = {
     "pipe": lambda path: os.mkfifo(path),

@@ -16,8 +16,8 @@ from driver_dumps import dump, pair, tensor
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.cli.main import main
+from msprobe_engine.find.coverage.one_sided_calls import out_of_order
 
 Document = dict[str, Any]
 Change = Callable[[Path, Path], object]

@@ -12,8 +12,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.formats.dump.dump_table import read_side
-from msprobe_engine.report.trends.apart import apart
-from msprobe_engine.report.trends.collect import collect
+from msprobe_engine.report.trends.collect import apart, collect
 from msprobe_engine.report.trends.sources.dumps import calls_of
 from msprobe_engine.report.trends.sources.source import Wanted, open_source
 

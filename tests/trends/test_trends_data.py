@@ -26,7 +26,7 @@ from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.bins import Bins, Extremes
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.findings import over_ranks
-from msprobe_engine.report.trends.page_data import block_targets, islands
+from msprobe_engine.report.trends.page import block_targets, islands
 from msprobe_engine.report.trends.plan import plan
 from msprobe_engine.report.trends.sources import dumps
 from msprobe_engine.report.trends.sources.order import in_order

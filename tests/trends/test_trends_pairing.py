@@ -20,7 +20,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.collect import collect
-from msprobe_engine.report.trends.page_data import manifest
+from msprobe_engine.report.trends.page import manifest
 from msprobe_engine.report.trends.pairing import outside, renamed, wrapped
 from msprobe_engine.report.trends.sources.order import Order
 from msprobe_engine.report.trends.sources.source import SCALARS, Target, open_source

@@ -21,7 +21,7 @@ from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.alerts import MAX_ALERTS
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.model import Trends
-from msprobe_engine.report.trends.page_data import manifest
+from msprobe_engine.report.trends.page import manifest
 from msprobe_engine.report.trends.sources.source import SCALARS, Wanted, open_source
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

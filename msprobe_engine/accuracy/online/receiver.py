@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Protocol
@@ -12,7 +12,6 @@ from typing import Any, Protocol
 from msprobe_engine.accuracy.online.connect import tls_of
 from msprobe_engine.accuracy.online.directory.server import DirectoryServer
 from msprobe_engine.accuracy.online.events import Event, Peer
-from msprobe_engine.accuracy.online.metrics import ServerMetrics
 from msprobe_engine.accuracy.online.options import Address, ServerOptions
 from msprobe_engine.accuracy.online.queue_dir.spool import Spool
 from msprobe_engine.accuracy.online.queue_dir.step import SpoolCall
@@ -22,6 +21,72 @@ from msprobe_engine.accuracy.precheck.pool import Feed
 from msprobe_engine.accuracy.settings import PrecheckSettings
 from msprobe_engine.core.errors import ProbeError, SettingsError
 from msprobe_engine.core.log import get_logger, printable
+from msprobe_engine.core.metrics_server.families import Family
+from msprobe_engine.core.metrics_server.http import MetricsServer
+from msprobe_engine.core.metrics_server.text import Exposition
+
+
+def _given_up(state: SessionState) -> float:
+    return state.final.dropped + state.final.lost if state.final is not None else state.peer.lost
+
+
+_RESULTS: dict[str, Callable[[SessionState], float]] = {
+    "received": lambda state: state.received,
+    "refused": lambda state: state.refused,
+    "missing": lambda state: state.missing,
+    "given_up": _given_up,
+}
+_GAUGES: dict[str, tuple[str, Callable[[SessionState], float]]] = {
+    "waiting": ("messages received and not stored yet", lambda state: state.waiting),
+    "connected": ("1: the training is there", lambda state: state.connected),
+    "ended": ("1: the training has said that this was all", lambda state: state.final is not None),
+    "silence_seconds": ("since the last sign of life", lambda state: state.seconds),
+}
+
+
+def families(states: list[SessionState]) -> list[Family]:
+    """One series per rank; restarts of one rank are added up, and the newest says whether it is there."""
+    newest = {state.peer.rank: state for state in states}
+
+    def total(rank: int, of: Callable[[SessionState], float]) -> float:
+        return float(sum(of(state) for state in states if state.peer.rank == rank))
+
+    messages = Family("msprobe_online_messages", "counter", "calls of trainings by what became of them; given_up: by the training", [])
+    for name, of in _RESULTS.items():
+        messages.samples.extend(("_total", (("rank", str(rank)), ("result", name)), total(rank, of)) for rank in newest)
+    size = Family("msprobe_online_bytes", "counter", "headers and payloads received", [])
+    size.samples.extend(("_total", (("rank", str(rank)),), total(rank, lambda state: state.bytes)) for rank in newest)
+    found = [messages, size]
+    for name, (text, of) in _GAUGES.items():
+        found.append(Family(f"msprobe_online_{name}", "gauge", text, []))
+        found[-1].samples.extend(("", (("rank", str(rank)),), float(of(state))) for rank, state in newest.items())
+    return found
+
+
+class ServerMetrics:
+    """Answers scrapes until `close`.
+
+    Args:
+        sessions: of a `Server` or `DirectoryServer`.
+        port: where to listen, on loopback; 0 takes a free one.
+
+    Raises:
+        MissingExtraError: the package prometheus_client is not installed.
+        SinkError: the port is taken.
+    """
+
+    def __init__(self, sessions: Callable[[], list[SessionState]], port: int) -> None:
+        exposition = Exposition(lambda: families(sessions()), "metrics_port: the metrics endpoint")
+        self._server = MetricsServer(LOOPBACK, port, exposition.choose)
+
+    @property
+    def port(self) -> int:
+        return self._server.port
+
+    def close(self) -> None:
+        """Stop listening."""
+        self._server.close()
+
 
 LOOPBACK = "127.0.0.1"
 _LOOK_SECONDS = 0.25

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
+from bisect import bisect_left
 from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.calls.order import out_of_order
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.core.text.ranges import in_short
@@ -142,3 +142,33 @@ def on_one_side(walker: DifferenceWalk) -> tuple[list[str], list[str]]:
             more = (row for row in side.rows(op) if side.role[row] == OUTPUT and side.dtype[row] is not None and row not in paired[k])
             found[k].extend(side.name[row] for row in more)
     return found
+
+
+def out_of_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Of matched records as few as possible without which the others stand in one order on both sides.
+
+    >>> out_of_order([(0, 0), (1, 2), (2, 1), (3, 3)])
+    [(1, 2)]
+
+    Args:
+        pairs: records of the target and of the golden side, by their places in the files.
+    """
+    ordered = sorted(pairs)
+    ends: list[int] = []
+    """Of each length: the place in `ordered` where an ascending row of so many ends earliest on the golden side, and there `lasts`."""
+    lasts: list[int] = []
+    before = [-1] * len(ordered)
+    for at, (_, other) in enumerate(ordered):
+        length = bisect_left(lasts, other)
+        if length == len(lasts):
+            lasts.append(other)
+            ends.append(at)
+        else:
+            lasts[length], ends[length] = other, at
+        before[at] = ends[length - 1] if length else -1
+    kept = set()
+    at = ends[-1] if ends else -1
+    while at >= 0:
+        kept.add(at)
+        at = before[at]
+    return [pair for at, pair in enumerate(ordered) if at not in kept]

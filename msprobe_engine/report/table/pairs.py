@@ -18,7 +18,6 @@ from msprobe_engine.find.verdicts.rows import WARNING, RowProjection, RowVerdict
 from msprobe_engine.formats.dump.dump_table import DEBUG, DIGEST, INPUT, MD5, STATISTICS, STRUCTURE, TENSOR, DumpTable
 from msprobe_engine.measure import columns as c
 from msprobe_engine.measure import distances, factorize, missing_statistics
-from msprobe_engine.measure.checksums import checksums
 from msprobe_engine.measure.columns import BLOCK_ROWS, UNMATCHED, Block, columns
 from msprobe_engine.measure.contradictions import say_contradictions
 from msprobe_engine.measure.options import CompareOptions
@@ -346,3 +345,24 @@ def _texts(values: Sequence[Any], nothing: str, str_of: Callable[[Any], Any] | N
 
 def _files(side: DumpTable, rows: Rows) -> list[str]:
     return [UNMATCHED if row < 0 else side.data_name[row] or "-1" for row in rows.tolist()]
+
+
+NO_VALUE = "00000000"
+"""Of an argument that the file has no value of (a memory format): the CRC-32 of an empty text."""
+
+
+def checksums(side: DumpTable, rows: npt.NDArray[np.int64], mode: str) -> list[str]:
+    """One cell per row (-1: not there). A tensor without a checksum, and None, give ``N/A``; of other arguments see
+    `DumpTable.checksum`."""
+    cells = []
+    for row in rows.tolist():
+        if row < 0:
+            cells.append(UNMATCHED)
+        elif row in side.values:
+            value = side.values[row]
+            cells.append(NO_VALUE if value is None and side.md5[row] is None else side.checksum(row))
+        elif mode == DIGEST:
+            cells.append(str(side.extra.get(row, {}).get("digest", UNMATCHED)))
+        else:
+            cells.append(side.md5[row] or UNMATCHED)
+    return cells

@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
-from msprobe_engine.config.collect.micro_steps import MicroSteps
 from msprobe_engine.config.pack.background import BackgroundWriter
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.errors import ProbeError, UsageError
@@ -132,3 +131,31 @@ class ConfigCheck(ABC):
                 f"{cls.kind_names[0]}, a list or tuple of {cls.kind_names[1]}, or None for a pack without weights and inputs"
             )
         return several
+
+
+class MicroSteps:
+    """Which forward passes are collected.
+
+    Args:
+        wanted: a number n: the first n; numbers: these, from 0; ``"all"``: every one.
+
+    Raises:
+        UsageError: it is neither.
+    """
+
+    def __init__(self, wanted: int | Sequence[int] | str) -> None:
+        self._every = wanted == "all"
+        self._those: frozenset[int] = frozenset()
+        if isinstance(wanted, int) and not isinstance(wanted, bool) and wanted >= 0:
+            self._those = frozenset(range(min(wanted, 1_000_000)))
+        elif not isinstance(wanted, (str, bool, int)) and all(type(n) is int and n >= 0 for n in wanted):
+            self._those = frozenset(wanted)
+        elif not self._every:
+            raise UsageError(f"micro_steps is {wanted!r}; allowed: how many of the first forward passes, a list of their numbers, or 'all'")
+
+    def __contains__(self, step: int) -> bool:
+        return self._every or step in self._those
+
+    def last(self, step: int) -> bool:
+        """Is there none to come after `step`?"""
+        return not self._every and all(one <= step for one in self._those)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -14,15 +15,14 @@ from msprobe_engine.core.log import get_logger, set_rank
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.selection import selection, written_by_each
-from msprobe_engine.formats.dump import world
+from msprobe_engine.formats.dump import layout, world
 from msprobe_engine.formats.dump.summary import Tally
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.output_claims import OutputClaims
 from msprobe_engine.probe.pipeline import Pipeline
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.base import Sink, SinkInFront
 from msprobe_engine.probe.sinks.dump import crash_safe
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
-from msprobe_engine.probe.sinks.dump.reported import ReportedSink
 from msprobe_engine.probe.writer import Writer
 
 
@@ -175,3 +175,35 @@ class DumpFiles:
     def _log_frame(self, frame: Frame) -> None:
         if self.sink is not None:
             crash_safe.log(self.sink, frame)
+
+
+Written = Callable[[Frame, str, list[int]], None]
+
+
+class ReportedSink(SinkInFront):
+    """Passes everything on.
+
+    Args:
+        sink: where frames go.
+        written: called on the writer thread after a step was written, with the frame, its main file (dump.json or debug.json) and
+            the sizes of its JSON files in bytes.
+    """
+
+    def __init__(self, sink: DumpSink, written: Written) -> None:
+        super().__init__(sink)
+        self._directory = sink.directory
+        self._written = written
+
+    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        self._sink.write(frame, alerts)
+        directory = self._directory(frame.step)
+        sizes: list[int] = []
+        main = ""
+        for name in (layout.STACK, layout.CONSTRUCT, layout.SHAPES, layout.DUMP, layout.DEBUG):
+            try:
+                sizes.append(os.stat(directory / name).st_size)
+            except OSError:
+                continue
+            main = str(directory / name)
+        if main:
+            self._written(frame, main, sizes)

@@ -3,20 +3,21 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core import log
+from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.selection import written_by_each
 from msprobe_engine.core.window import Window
 from msprobe_engine.formats.dump import world
 from msprobe_engine.probe.session import Session
+from msprobe_engine.probe.sinks.base import Sink, SinkInFront
 from msprobe_engine.probe.sinks.dump import crash_safe
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
-from msprobe_engine.probe.sinks.select import SelectSink
 from msprobe_integrations.common.dump.files import sink_of
 from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 from msprobe_integrations.common.statistics.statistics_options import StatisticsOptions
@@ -202,3 +203,20 @@ class CaptureScheduler:
         if frame.entries:
             for sink in self._sinks_of(frame.step):
                 crash_safe.log(sink, frame)
+
+
+class SelectSink(SinkInFront):
+    """Passes on the frames whose step is `wanted` and drops the others.
+
+    Args:
+        sink: where wanted frames go.
+        wanted: says whether a step is wanted.
+    """
+
+    def __init__(self, sink: Sink, wanted: Callable[[int], bool]) -> None:
+        super().__init__(sink)
+        self._wanted = wanted
+
+    def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
+        if self._wanted(frame.step):
+            self._sink.write(frame, alerts)

@@ -3,19 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import mindspore
 
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
-from msprobe_integrations.common.monitor import module_monitor
+from msprobe_integrations.common.monitor import module_monitor, module_notes
 from msprobe_integrations.common.monitor.targets import Named
-from msprobe_integrations.mindspore.hooks import autograd
+from msprobe_integrations.mindspore.hooks import autograd, frames
 from msprobe_integrations.mindspore.hooks.cells import CellHooks
 from msprobe_integrations.mindspore.models import named_parameters
 from msprobe_integrations.mindspore.monitor.cell_names import named_cells, unwrapped
-from msprobe_integrations.mindspore.monitor.cell_notes import CellNotes
 from msprobe_integrations.mindspore.monitor.collectives import CollectiveWatch
 from msprobe_integrations.mindspore.monitor.tensors import CellWatch
 
@@ -72,3 +72,39 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
     def _is_training(self, root: Any) -> bool:
         """MindSpore's Cells begin in evaluation mode, and many programs leave them there: what is recorded for gradients is training."""
         return bool(root.training) or bool(autograd.recording())
+
+
+def _reached(_watch: autograd.Watch) -> None:
+    """A backward pass has come to a call: notes have no order."""
+
+
+class CellNotes(module_notes.ModuleNotes):
+    """See there. Gradients need MindSpore 2.10."""
+
+    tensor = mindspore.Tensor
+
+    def __init__(self, side: ModuleMonitor) -> None:
+        super().__init__(side)
+        self._newest = -1
+
+    def hides(self, code: CodeType) -> bool:
+        """Frames of MindSpore and of the probe are left out."""
+        return frames.hides(code)
+
+    def _first_run(self) -> bool:
+        return autograd.graph_task() == -1
+
+    def _recording(self) -> bool:
+        return autograd.available and bool(autograd.recording())
+
+    def _edges(self, tensors: Sequence[Any]) -> tuple[list[Any], int]:
+        if not self._recording():
+            return [None] * len(tensors), 0
+        edges = [autograd.edge(tensor) for tensor in tensors]
+        self._newest = max(self._newest, autograd.newest(edges))
+        return edges, self._newest + 1
+
+    def _make_watch(self, name: str, inputs: int, outputs: int) -> autograd.Watch:
+        watch = autograd.Watch(name, inputs, outputs, self._describe, self._gradients, self._fail)
+        watch.reached = _reached
+        return watch

@@ -171,7 +171,7 @@ def tensors() -> Any:
 
 def devices() -> Any:
     """What the config check writes down of devices and random streams."""
-    from msprobe_integrations.torch.config import random_states as config_random
+    from msprobe_integrations.torch.config import checker as config_random
     from msprobe_integrations.torch.config import start as config_system
 
     calls = config_random.TorchRandomCalls()

@@ -1,23 +1,33 @@
-"""The graph of the ranks of one job, and the pair of two such."""
+"""The graph of the ranks of one job, and the pair of two such.
+
+A whole in the form of the existing tool (26.2.0): what ranks do at the top stands side by side, and calls of functions bear their rank.
+
+Calls between the modules at the top are not merged: the k-th run of them on each rank becomes ``Apis_Between_Modules_Rank{r}.k``, all of
+those ``Apis_Between_Modules_All_Ranks.k``. ``Tensor.add.3.forward`` of rank 2 is ``Tensor.add_rank2.3.forward``; those of the first rank,
+and of ranks that were merged with it, keep their names. Layers have the numbers of the whole model.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
+from msprobe_engine.align.parallel import micro_batches
 from msprobe_engine.align.parallel.join_stages_and_experts import together
-from msprobe_engine.align.parallel.merge_records import origin_of
+from msprobe_engine.align.parallel.merge_records import ORIGIN, origin_of
+from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.layouts import diverge_layouts
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.compare_graphs import compare
-from msprobe_engine.report.graph.merge import device_mesh, existing
+from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.jobs import Members
-from msprobe_engine.report.graph.merge.whole import in_order, whole
-from msprobe_engine.report.graph.nodes.build import build
-from msprobe_engine.report.graph.nodes.model import Comparison, Graph
+from msprobe_engine.report.graph.merge.whole import MergedRanks, in_order, whole
+from msprobe_engine.report.graph.nodes.build import COLLECTION, build
+from msprobe_engine.report.graph.nodes.model import API_COLLECTION, ROOT, Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions, Layout
 from msprobe_engine.report.graph.source import Job
 from msprobe_engine.report.table.layout_tables import of_groups
@@ -71,7 +81,7 @@ def _graph(sides: dict[int, DumpTable], step: int, options: GraphOptions, notes:
     made = whole(sides)
     notes += made.said
     if options.merge == "given":
-        return existing.graph_of(made, sides, step)
+        return graph_of(made, sides, step)
     graph = build(made.side, step, made.ranks[0])
     for node, record in enumerate(graph.records):
         if record in made.notes:
@@ -146,3 +156,165 @@ def _note(graph: Graph, row: int, text: str) -> None:
     assert side is not None
     op = side.op[row]
     graph.merge_notes.setdefault(graph.node_of_record[op], []).append(Sentence("{0}: {1}", side.name[row][len(side.ops[op]) + 1 :], text))
+
+
+ALL_RANKS, OF_RANK = f"{COLLECTION}_All_Ranks.", f"{COLLECTION}_Rank"
+_KEPT = "Autograd."
+"""Custom functions have calls inside of them and keep their names, as modules do."""
+
+
+def graph_of(whole: MergedRanks, sides: Mapping[int, DumpTable], step: int) -> Graph:
+    """Draw a whole in that form.
+
+    Args:
+        whole: of all ranks of a model copy.
+        sides: those ranks, as they were dumped.
+    """
+    made = _Form(whole, sides)
+    graph = build(made.side, step, whole.ranks[0])
+    for node, name in enumerate(graph.names):
+        if name.startswith((ALL_RANKS, OF_RANK)):
+            graph.types[node] = API_COLLECTION
+        if name in made.notes:
+            graph.merge_notes[node] = made.notes[name]
+    return graph
+
+
+def with_rank(name: str, rank: int) -> str:
+    """A record's name that says its rank.
+
+    >>> with_rank("Tensor.add.3.forward", 2)
+    'Tensor.add_rank2.3.forward'
+    """
+    parsed = names.parse(name)
+    if isinstance(parsed, names.ApiName):
+        return str(parsed._replace(api=f"{parsed.api}_rank{rank}"))
+    if isinstance(parsed, (names.ModuleName, names.ParametersGradName)):
+        return str(parsed._replace(cls=f"{parsed.cls}_rank{rank}"))
+    return f"{name}_rank{rank}"
+
+
+class _Form:
+    """Writes the records of a whole into a side of its own, in the order of the graph."""
+
+    def __init__(self, whole: MergedRanks, sides: Mapping[int, DumpTable]) -> None:
+        self.whole, self.sides, self.first = whole, sides, whole.ranks[0]
+        self.graph = build(whole.side)
+        self.side = DumpTable(whole.side.path, header=whole.side.header, recovered=whole.side.recovered, problems=whole.side.problems)
+        self.notes: dict[str, list[str]] = {}
+        self.construct: dict[str, Any] = {}
+        self.stacks: dict[str, list[str]] = {}
+        told = device_mesh.mesh_of_header(sides[self.first].header)
+        self.chunk = "0." if told is not None and told[1].get("vpp", 1) > 1 else ""
+        self.named: dict[str, str] = {}  # record of the whole -> its name here
+        self.taken: set[str] = set()
+        # the names of the first rank come first: where two are called alike, the other one says its rank
+        for record in sorted(range(len(whole.side.ops)), key=lambda one: self.origin(one)[0] != self.first):
+            self.named[whole.side.ops[record]] = self.name(record)
+        self.of_ranks = {rank: self.between(side, rank) for rank, side in sorted(sides.items())}
+        self.write()
+        self.side.construct, self.side.stacks = self.construct, self.stacks
+
+    def origin(self, record: int) -> tuple[int, str]:
+        """(rank, name there) of a record of the whole."""
+        return origin_of(self.whole.side, record) or (self.first, self.whole.side.ops[record])
+
+    def name(self, record: int) -> str:
+        """Of a record of the whole: the call number of its rank, the path of the whole model, and where two are called alike its rank."""
+        whole = self.whole.side.ops[record]
+        rank, name = self.origin(record)
+        parsed, own = names.parse(whole), names.parse(name)
+        match parsed, own:
+            case names.ModuleName(), names.ModuleName():
+                found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
+            case names.ParametersGradName(), names.ParametersGradName():
+                found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
+            case _:
+                found = name if rank == self.first or name.startswith(_KEPT) else with_rank(name, rank)
+        if found in self.taken:
+            found = with_rank(found, rank)
+        while found in self.taken:
+            found += "_"
+        self.taken.add(found)
+        return found
+
+    def between(self, side: DumpTable, rank: int) -> list[list[tuple[int, str]]]:
+        """The runs of calls between modules that one rank makes: records of its dump, with their names here."""
+        graph = build(side)
+        runs = [node for node in graph.children[ROOT] if graph.types[node] == API_COLLECTION]
+        rename = (lambda name: name) if rank == self.first else (lambda name: with_rank(name, rank))
+        return [[(graph.records[child], rename(graph.names[child])) for child in graph.children[node]] for node in runs]
+
+    def write(self) -> None:
+        """All nodes at the top, in their order; runs of calls where the first rank has them."""
+        graph = self.graph
+        mine = {name: k for k, run in enumerate(self.of_ranks[self.first]) for _, name in run}
+        in_runs = {name for runs in self.of_ranks.values() for run in runs for _, name in run}
+        done: set[int] = set()
+        for node in graph.children[ROOT]:
+            if graph.types[node] != API_COLLECTION:
+                self.write_tree(node)
+                continue
+            for child in graph.children[node]:
+                name = self.named.get(graph.names[child], graph.names[child])
+                k = mine.get(name)
+                if name not in in_runs:
+                    self.write_tree(child)  # alone between two modules on its rank
+                elif k is not None and k not in done:
+                    done.add(k)
+                    self.write_run(k)
+        for k in range(max(map(len, self.of_ranks.values()), default=0)):
+            if k not in done:
+                self.write_run(k)
+
+    def write_run(self, k: int) -> None:
+        """The k-th run of calls of each rank."""
+        around = f"{ALL_RANKS}{k}"
+        self.construct[around] = None
+        for rank, runs in self.of_ranks.items():
+            if k >= len(runs):
+                continue
+            inside = f"{OF_RANK}{rank}.{k}"
+            self.construct[inside] = around
+            side = self.sides[rank]
+            for record, name in runs[k]:
+                self.construct[name] = inside
+                if record >= 0:
+                    self.add(side, record, name)
+
+    def write_tree(self, top: int) -> None:
+        """A node at the top of the whole with all that is inside of it."""
+        graph, side = self.graph, self.whole.side
+        waiting: list[tuple[int, str | None]] = [(top, None)]
+        while waiting:
+            node, parent = waiting.pop()
+            record = graph.records[node]
+            name = self.named.get(graph.names[node], graph.names[node])
+            gradients = record >= 0 and ".parameters_grad" in graph.names[node]
+            if not gradients:
+                value = side.construct.get(graph.names[node])
+                self.construct[name] = [parent, *value[1:]] if isinstance(value, list) and value else parent
+            if record >= 0:
+                self.add(side, record, name)
+                if record in self.whole.notes:
+                    self.notes[name] = self.whole.notes[record]
+            waiting += [(child, name) for child in reversed(graph.children[node])]
+
+    def add(self, source: DumpTable, record: int, name: str) -> None:
+        """Append a record under another name."""
+        side, old = self.side, source.ops[record]
+        micro_batches.append(side, source, record)
+        place = len(side.ops) - 1
+        side.ops[place] = name
+        if name != old:
+            side.tags[place] = {ORIGIN: {"rank": self.rank_of(source, record), "record": old}, **side.tags.get(place, {})}
+            for row in side.rows(place):
+                side.name[row] = name + side.name[row][len(old) :]
+        side.data_name[side.offsets[place] :] = [""] * len(side.rows(place))  # saved tensors lie in the directories of several ranks
+        lines = source.stacks.get(old)
+        if lines is not None:
+            self.stacks[name] = lines
+
+    def rank_of(self, source: DumpTable, record: int) -> int:
+        origin = origin_of(source, record)
+        return origin[0] if origin else next((rank for rank, side in self.sides.items() if side is source), self.first)
