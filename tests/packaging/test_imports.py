@@ -2,8 +2,13 @@
 
 from __future__ import annotations
 
+import itertools
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
 
 FRAMEWORKS = ("torch", "mindspore", "megatron", "deepspeed", "pandas", "tensorboard", "prometheus_client", "rich")
 
@@ -36,3 +41,41 @@ import msprobe.pytorch
 """
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False)
     assert done.stderr.splitlines()[-1].endswith("msprobe.pytorch needs the package 'torch': pip install 'msprobe-integrations[torch]'")
+
+
+def _packages(of: str) -> set[str]:
+    """The packages in a package, as imports name them."""
+    return {f"{of}.{path.parent.name}" for path in (Path(__file__).parents[2] / of).glob("*/__init__.py")}
+
+
+@pytest.fixture(scope="module")
+def contracts() -> list[dict[str, Any]]:
+    """The rules of imports that ``make lint`` holds."""
+    toml = pytest.importorskip("tomllib")
+    settings = toml.loads((Path(__file__).parents[2] / "pyproject.toml").read_text("utf-8"))
+    found: list[dict[str, Any]] = settings["tool"]["importlinter"]["contracts"]
+    return found
+
+
+def test_every_package_of_the_engine_has_its_layer(contracts: list[dict[str, Any]]) -> None:
+    """A package of the engine is in the order of the layers, and none is named that is not there."""
+    layers = next(one["layers"] for one in contracts if one["type"] == "layers")
+    assert {f"msprobe_engine.{name.strip()}" for layer in layers for name in layer.split("|")} == _packages("msprobe_engine")
+
+
+def test_no_two_integrations_may_import_each_other(contracts: list[dict[str, Any]]) -> None:
+    """A rule keeps every integration from every other one, but for what builds on torch, and MindSpeed's, which builds on Megatron's; from
+    what all share to any of them; and from all to the checks of ``doctor``."""
+    package = "msprobe_integrations"
+    start = {f"{package}.autoload", f"{package}.doctor"}  # these start them all
+    frameworks = _packages(package) - start - {f"{package}.common"}
+    kept = {(a, b) for one in contracts if one["type"] == "forbidden" for a in one["source_modules"] for b in one["forbidden_modules"]}
+    for one in contracts:
+        if one["type"] == "independence":
+            kept |= set(itertools.permutations(one["modules"], 2))
+    on_torch = frameworks - {f"{package}.torch", f"{package}.mindspore"}
+    wanted = set(itertools.permutations(frameworks, 2)) - {(one, f"{package}.torch") for one in on_torch}
+    wanted -= {(f"{package}.mindspeed", f"{package}.megatron")}
+    wanted |= {(f"{package}.common", one) for one in frameworks}
+    wanted |= {(one, f"{package}.doctor") for one in _packages(package) if not one.endswith(".doctor")}
+    assert not wanted - kept
