@@ -1,12 +1,6 @@
 """What a Megatron model is made of on this rank: chunks, parameters, bucket shards, places in the parallel layout.
 
 Attribute names hold for megatron-core 0.8 to 0.19. Where one that tells a gradient's place has gone, reduced gradients are left out.
-
-Megatron-FSDP (`megatron.core.distributed.fsdp`, 0.14 to 0.19): the parts of parameters that the optimizer updates.
-
-A module has a parameter as a whole tensor while it computes and as a DTensor otherwise. The DTensors that the optimizer has stay the
-same objects: each is a flat range of the whole (in mixed precision of its fp32 copy), which may be empty, and has a gradient from
-`finish_grad_sync` on, unless it is empty.
 """
 
 from __future__ import annotations
@@ -20,6 +14,7 @@ import torch.distributed as dist
 
 from msprobe_integrations.common.monitor.targets import matches
 from msprobe_integrations.common.parameters.gradients import Piece, layer_numbers, layer_of
+from msprobe_integrations.megatron import fsdp
 from msprobe_integrations.requirements import MissingNameError, missing, need, optional
 from msprobe_integrations.torch.tensors import dtensors
 
@@ -27,7 +22,6 @@ if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import MonitorSettings
     from msprobe_integrations.common.parameters.gradients import Exchange
     from msprobe_integrations.common.ranks.exchanges import Exchanges
-
 
 REDUCED = "reduced gradients of Megatron, and which ranks hold the same"
 _NO_WRAPPER = "models without a wrapper are whole"
@@ -174,7 +168,7 @@ class Layout:
                 unknown = True
             self._unknown |= set(chunk.parameters()) - self.places.keys() if unknown else set()
         sharing = {_ranks(place) for place in self.places.values() if place.sharded}
-        kept = [shards(chunk) for chunk in self.chunks]
+        kept = [fsdp.shards(chunk) for chunk in self.chunks]
         for chunk, held in zip(self.chunks, kept):  # FSDP, torch's and Megatron's, keeps parameters as DTensors, in no bucket of ours
             every = [held.get(id(p), p) for p in unwrapped(chunk).parameters()]
             sharing |= {dtensors.sharers(p) for p in every if dtensors.is_dtensor(p)} - {()}
@@ -249,14 +243,14 @@ class Layout:
 
 def _located(piece: Piece) -> Piece:
     """With the range that Megatron-FSDP gives this rank, which is not that of torch's DTensors."""
-    place = range_of(piece.parameter) if piece.sharded and is_shard(piece.parameter) else None
+    place = fsdp.range_of(piece.parameter) if piece.sharded and fsdp.is_shard(piece.parameter) else None
     return piece if place is None else replace(piece, lo=place[0], hi=place[1], positions=True)
 
 
 def is_empty_shard(piece: Piece) -> bool:
     """Has Megatron-FSDP given nothing of the parameter to this rank? Then it has neither gradient nor states, as no part of one that
     others have."""
-    return piece.sharded and piece.lo == piece.hi and is_shard(piece.parameter)
+    return piece.sharded and piece.lo == piece.hi and fsdp.is_shard(piece.parameter)
 
 
 def nothing(tensor: torch.Tensor) -> torch.Tensor:
@@ -305,30 +299,3 @@ def rank_info() -> dict[str, int]:
         except (MissingNameError, AssertionError, RuntimeError):  # said; or the group was not made
             continue
     return found
-
-
-def shards(chunk: Any) -> dict[int, torch.Tensor]:
-    """What the optimizer updates of each parameter, by the `id` of whatever the module has at present. Empty for other models.
-
-    Args:
-        chunk: a model chunk as the loop has it.
-    """
-    found: dict[int, torch.Tensor] = {}
-    for _, shard in getattr(getattr(chunk, "param_and_grad_buffer", None), "optimizer_named_parameters", ()):
-        if is_shard(shard):
-            found[id(shard)] = found[id(shard.orig_param)] = shard
-    return found
-
-
-def is_shard(parameter: Any) -> bool:
-    """Is it such a part?"""
-    return hasattr(parameter, "orig_param") and dtensors.is_dtensor(parameter)
-
-
-def range_of(shard: Any) -> tuple[int, int] | None:
-    """First element of the whole that this rank has, and the one after the last; None when this version does not say."""
-    size = dtensors.local(shard).numel()
-    place = getattr(shard, "megatron_fsdp_slice", None)
-    if not size:
-        return 0, 0
-    return (place.start, place.stop) if isinstance(place, slice) and place.stop - place.start == size else None

@@ -13,17 +13,6 @@ clipped      grad_reduced          the same just before the inner step
 
 With fused gradient accumulation (`gradient_accumulation_fusion`) no micro-batch gradient exists on its own: the buffer is sampled
 instead, as ``accumulated`` with the number of the micro batch.
-
-Which parameters Megatron keeps equal on which ranks, from its groups and the marks on the parameters.
-
-=====================  ============================================================================================================
-label                  parameters
-=====================  ============================================================================================================
-``dp``, ``expert_dp``  all: over the group that their gradients are reduced over (data and context parallel, experts their own)
-``tp``                 without the mark ``tensor_model_parallel``: layer norms, routers, biases of row-parallel layers; also those of
-                       sequence parallelism, whose gradients are added up over the group
-``embedding``          marked ``shared_embedding``: the tied embeddings of the first and the last pipeline stage
-=====================  ============================================================================================================
 """
 
 from __future__ import annotations
@@ -33,20 +22,19 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-import torch.distributed as dist
 
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, UNSCALED, Piece
 from msprobe_integrations.common.parameters.source import Replicas
-from msprobe_integrations.megatron.layout import REDUCED, Layout, as_list, bucket_groups, buckets_of, marks_are_known
+from msprobe_integrations.megatron.layout import REDUCED, Layout, as_list, bucket_groups, buckets_of
 from msprobe_integrations.megatron.optimizers import MainParameters, clips, gathers_late, is_megatron, loss_scale, numbers_of_update
-from msprobe_integrations.requirements import MissingNameError, need, optional
+from msprobe_integrations.megatron.replicas import replicas
+from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
     from msprobe_integrations.torch.monitor.probe import TorchProbe
-
 
 PART = "parameter monitor"
 """What a fault in one of the hooks switches off."""
@@ -218,51 +206,3 @@ class MegatronSource:
                 watch.micro_gradient(piece, gradient, phase=ACCUMULATED if fused else LOCAL, micro_step=number)
 
         return hook
-
-
-_MARK = "only some parameters have it"
-
-
-def replicas(parameter: torch.Tensor, members: Any) -> list[Replicas]:
-    """Groups of more than one rank that hold the same bits.
-
-    Args:
-        members: the group that reduces its gradient, as its bucket says; None: Megatron's parallel state is asked.
-    """
-    expert = optional(parameter, "allreduce", True, because=_MARK) is False
-    found = [Replicas("expert_dp" if expert else "dp", members if members is not None else _data_parallel(expert))]
-    if not optional(parameter, "tensor_model_parallel", False, because=_MARK) and marks_are_known():
-        group = _ask("get_expert_tensor_parallel_group") if expert else _ask("get_tensor_model_parallel_group")
-        found.append(Replicas("tp", group))
-    if optional(parameter, "shared_embedding", False, because=_MARK):
-        found.append(Replicas("embedding", _ask("get_embedding_group")))
-    rank = dist.get_rank() if dist.is_initialized() else 0
-    return [entry for entry in found if entry.group is not None and _shared(entry.group, rank)]
-
-
-def _shared(group: Any, rank: int) -> bool:
-    """More than one rank, this one among them (Megatron hands out groups of others)."""
-    ranks = dist.get_process_group_ranks(group)
-    return len(ranks) > 1 and rank in ranks
-
-
-def _data_parallel(expert: bool) -> Any:
-    return _ask("get_expert_data_parallel_group") if expert else _ask("get_data_parallel_group", with_context_parallel=True)
-
-
-def _ask(name: str, **arguments: Any) -> Any:
-    """A group of Megatron's parallel state; None when it was not made, or this version has no such group, which is said."""
-    from megatron.core import parallel_state
-
-    try:
-        ask = need(parallel_state, name, for_=f"replica check over the group of {name}")
-    except MissingNameError:
-        return None
-    for how in ({"check_initialized": False}, {}):  # not all of them take it, in all versions
-        try:
-            return ask(**how, **arguments)
-        except AssertionError:
-            return None
-        except TypeError:
-            continue
-    return None
