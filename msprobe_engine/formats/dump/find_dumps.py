@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
@@ -79,17 +79,15 @@ def find_ranks(path: Path) -> Found:
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
-    elif any(layout.is_rank_directory(name) for name in (*(child.name for child in _children(path)), *_lost(path))):
+    elif ranks := _ranks(listing := _listing(path)):
         step = layout.step_of(path.resolve().name)
-        found[step] = {**kept_at(path).get(step or 0, {}), **_ranks(path)}
+        found[step] = {**kept_at(path).get(step or 0, {}), **ranks}
     else:
-        for child in _children(path):
-            step = layout.step_of(child.name)
-            if step is not None:
-                found[step] = _ranks(child)
-        for step, ranks in ranks_in(path).items():
-            found[step] = {**ranks, **found.get(step, {})}
-        found |= {step: {name: None} for name in _lost(path) if (step := layout.step_of(name)) is not None}
+        for name, child in listing.items():
+            if (step := layout.step_of(name)) is not None:
+                found[step] = {name: None} if child is None else _ranks(_listing(child))
+        for step, kept in ranks_in(path).items():
+            found[step] = {**kept, **found.get(step, {})}
     return {step: ranks for step, ranks in found.items() if ranks}
 
 
@@ -105,21 +103,24 @@ def _below(children: Sequence[Path]) -> str:
     return f"; give one of them: {', '.join(found[:3])}" if found else ""
 
 
-def _children(path: Path) -> list[Path]:
+def _listing(path: Path) -> dict[str, Path | None]:
+    """The directories in a directory by their names, None in place of a link to nothing."""
     with guard_opening(path):
-        return [Path(entry.path) for entry in os.scandir(path) if os.path.isdir(entry.path)]  # False, too, of a link to itself
+        return {
+            entry.name: Path(entry.path) if os.path.isdir(entry.path) else None  # False, too, of a link to itself
+            for entry in os.scandir(path)
+            if os.path.isdir(entry.path) or (entry.is_symlink() and not os.path.exists(entry.path))
+        }
+
+
+def _children(path: Path) -> list[Path]:
+    return [child for child in _listing(path).values() if child is not None]
 
 
 def _has_dump(path: Path) -> bool:
     return any((path / name).exists() for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG, layout.MARKER))
 
 
-def _ranks(path: Path) -> dict[str, Path | None]:
-    found: dict[str, Path | None] = {p.name: p if _has_dump(p) else None for p in _children(path) if layout.is_rank_directory(p.name)}
-    return found | {name: None for name in _lost(path) if layout.is_rank_directory(name)}
-
-
-def _lost(path: Path) -> list[str]:
-    """Names of links to nothing."""
-    with guard_opening(path):
-        return [entry.name for entry in os.scandir(path) if entry.is_symlink() and not os.path.exists(entry.path)]
+def _ranks(listing: Mapping[str, Path | None]) -> dict[str, Path | None]:
+    ranks = {name: child for name, child in listing.items() if layout.is_rank_directory(name)}
+    return {name: child if child is not None and _has_dump(child) else None for name, child in ranks.items()}
