@@ -34,7 +34,7 @@ def test_commands_and_options(line: str) -> None:
 
 def test_exit_codes() -> None:
     """Those of the one table."""
-    from msprobe_engine.cli.main import MEANINGS
+    from msprobe_engine.cli.options.json_answer import MEANINGS
 
     for code in MEANINGS:
         assert f"\n| {code} | " in PAGE
