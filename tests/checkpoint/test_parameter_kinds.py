@@ -50,6 +50,6 @@ def test_numbers_for_people() -> None:
         "999 B",
         "1.5 kB",
         "2.5 MB",
-        "140 GB",
+        "140.0 GB",
         "3.0 TB",
     ]
