@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import math
 import os
@@ -14,15 +13,15 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.io.claims import EARLIER_RUN, PARTS
+from msprobe_engine.core.io.claims import PARTS
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.core.text.words import size
-from msprobe_engine.formats.dump.find_dumps import IN_RUN
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import from_alert
+from msprobe_engine.probe.run_before import find_run_before
 
 _LEAST = 5
 """Steps of each kind that a comparison of their times needs."""
@@ -35,8 +34,6 @@ _LITTLE = 0.02
 _LONGEST_INTERVAL = 1000
 _NONFINITE = ("nan_inf", "loss_not_finite")
 _LONGEST_MESSAGE = 200
-_MOST_BESIDE = 1000
-"""Names in the directory above this run's that are looked at."""
 
 
 class ClosingWords:
@@ -141,8 +138,8 @@ class ClosingWords:
 
     def _next(self, root: str, incident: bool) -> list[str]:
         """Commands: what was wrong, also where another rank began an incident; the training once more where a NaN was seen and no
-        operators were kept; and this run against the one before it, where there is one."""
-        earlier = _run_before(self._settings)
+        operators were kept; and this run against the one before it of the same program, where there is one."""
+        earlier = find_run_before(self._settings)
         root = shlex.quote(root)
         two = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"] if earlier else []
         if self._began or incident:
@@ -151,34 +148,6 @@ class ClosingWords:
         if self._settings.monitor is not None:
             return [f"msprobe monitor report {root}", *two]
         return (two or [f"msprobe diagnose {root} GOLDEN"]) if self._settings.dump is not None else []
-
-
-def _run_before(settings: ProbeSettings) -> str:
-    """The newest other run beside this one that has what this one has, or what this one has set aside; empty where there is none. A dump
-    has to have a step of this one's."""
-    part = IN_RUN if settings.dump is not None else "monitor"
-    here = os.path.abspath(settings.output_dir)
-    steps = _names_in(f"{here}/{part}") if settings.dump is not None else set()
-    found: list[tuple[float, str]] = []
-    for above, own in ((os.path.dirname(here), False), (here, True)):
-        with contextlib.suppress(OSError), os.scandir(above) as entries:
-            for entry in itertools.islice(entries, _MOST_BESIDE):
-                other = EARLIER_RUN.fullmatch(entry.name) if own else entry.path != here
-                if not other or entry.is_symlink() or not os.path.isdir(f"{entry.path}/{part}"):
-                    continue
-                if not steps or not steps.isdisjoint(_names_in(f"{entry.path}/{part}")):
-                    found.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path))
-    if not found:
-        return ""
-    path = os.path.relpath(max(found)[1])
-    return one_line(path if not path.startswith("..") else max(found)[1])
-
-
-def _names_in(directory: str) -> set[str]:
-    try:
-        return set(os.listdir(directory))
-    except OSError:
-        return set()
 
 
 def _again(options: str) -> list[str]:

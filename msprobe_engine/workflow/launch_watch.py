@@ -58,9 +58,15 @@ _NEAREST = (
         "(docs/frameworks/pytorch.md)",
     ),
     (
+        "evaluation",
+        "called {} only in evaluation mode (as from_pretrained and model.eval() leave a model), which is not taken for training",
+        "call model.train() before the loop. If the model is to stay in evaluation mode, name the steps with TorchProbe "
+        "(docs/frameworks/pytorch.md)",
+    ),
+    (
         "optimizer",
         "made the optimizer {}, and no training pass of a model that it updates was seen",
-        "is the model in training mode, with gradients on, and called in the main thread? A loop that is not found names its steps with "
+        "is the model called with gradients on, and in the main thread? A loop that is not found names its steps with "
         "TorchProbe (docs/frameworks/pytorch.md)",
     ),
     (

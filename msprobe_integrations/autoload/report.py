@@ -22,7 +22,7 @@ def tell(event: str, detail: str = "") -> None:
     """Report something of this process, once.
 
     Args:
-        event: ``began``, ``imports``, ``optimizer``, ``pass``, ``refused``, ``step``, ``end``.
+        event: ``began``, ``imports``, ``optimizer``, ``evaluation``, ``pass``, ``refused``, ``step``, ``end``.
         detail: a name that goes with it; of ``end`` the exit code, as far as it is known and not 0.
     """
     global _pid

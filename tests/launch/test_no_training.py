@@ -19,8 +19,8 @@ PASS = "m(torch.ones(1, 2)).sum().backward()\n"
 CASES = {
     "no framework": ("print(1)", "python -c imported none of torch,", "name the program that trains"),
     "no optimizer": ("import torch", "python -c imported torch and made no optimizer.", "is this the program that trains?"),
-    "no pass": (MODEL, "python -c made the optimizer SGD, and no training pass", "is the model in training mode"),
-    "evaluation": (MODEL + "m.eval()\n" + PASS, "python -c made the optimizer SGD, and no training pass", "is the model in training mode"),
+    "no pass": (MODEL, "python -c made the optimizer SGD, and no training pass", "is the model called with gradients on"),
+    "evaluation": (MODEL + "m.eval()\n" + PASS, "python -c called Linear only in evaluation mode", "call model.train() before the loop"),
 }
 
 

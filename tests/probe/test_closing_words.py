@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 import os
+import zipfile
 from pathlib import Path
 
 import pytest
@@ -120,6 +122,13 @@ def test_a_dump_is_for_a_comparison(tmp_path: Path) -> None:
     assert lines["next"].endswith(" GOLDEN")
 
 
+def pack(path: Path | str, script: str = "train.py", directory: str = "/job") -> None:
+    """What a run was started with, as far as these lines ask for it."""
+    with zipfile.ZipFile(path, "w") as file:
+        file.writestr("msprobe/meta.json", "{}")
+        file.writestr("msprobe/system/rank0.json", json.dumps({"program": {"script": script, "directory": directory}}))
+
+
 @pytest.mark.parametrize(
     ("sections", "part", "place", "commands"),
     [
@@ -136,6 +145,10 @@ def test_the_run_before_it_is_offered_for_a_comparison(
     monkeypatch.chdir(tmp_path)
     for directory in ("out/now", f"{place}/{part}", f"out/older/{part}"):
         Path(directory).mkdir(parents=True)
+    for run in ("out/now", "out/a run", "out/older"):
+        if Path(run).is_dir():
+            pack(f"{run}/config_check_pack.zip")
+    pack("out/now/config_check_pack.previous.zip", "/job/train.py", "/elsewhere")
     os.utime(f"out/older/{part}", (1, 1))
     Path("out/latest").symlink_to("now")
     closing = words(Path("out/now"), **sections)
@@ -150,10 +163,27 @@ def test_a_dump_of_other_steps_is_no_partner(tmp_path: Path) -> None:
     """Step 37 is not compared with step 0."""
     for place in ("now/dump/step37", "before/dump/step0", "older/dump/step37"):
         (tmp_path / place).mkdir(parents=True)
+    for run in ("now", "before", "older"):
+        pack(tmp_path / run / "config_check_pack.zip")
     os.utime(tmp_path / "older" / "dump", (1, 1))
     closing = words(tmp_path / "now", dump=True)
     (tmp_path / "now" / "written").write_text("by a sink")
     closing.on_frame(frame(37), [])
+    assert f"diagnose {tmp_path}/now {tmp_path}/older  #" in closing.text([], {})
+
+
+@pytest.mark.parametrize("script", ["other.py", None])
+def test_a_run_of_another_program_is_no_partner(script: str | None, tmp_path: Path) -> None:
+    """Nor is one that does not say what it was started with; the newest one of this program is named, whatever its arguments."""
+    for place in ("now/dump/step0", "before/dump/step0", "older/dump/step0"):
+        (tmp_path / place).mkdir(parents=True)
+    pack(tmp_path / "now" / "config_check_pack.zip")
+    pack(tmp_path / "older" / "config_check_pack.zip")
+    if script:
+        pack(tmp_path / "before" / "config_check_pack.zip", script)
+    os.utime(tmp_path / "older" / "dump", (1, 1))
+    closing = words(tmp_path / "now", dump=True)
+    closing.on_frame(frame(0), [])
     assert f"diagnose {tmp_path}/now {tmp_path}/older  #" in closing.text([], {})
 
 

@@ -134,8 +134,11 @@ class TrainingDetector:
         ):
             return following(module, *args, **kwargs)  # a first pass within a backward pass is that of reentrant checkpointing
         with self._safely():
-            if id(module) not in self._entries and module.training and torch.is_grad_enabled() and self._trains(module):
-                self.found([module])
+            if id(module) not in self._entries and torch.is_grad_enabled() and self._trains(module):
+                if module.training:
+                    self.found([module])
+                else:
+                    report.tell("evaluation", type(module).__name__)
         if id(module) in self._entries:
             return following(module, *args, **kwargs)
         with self.within(module):
