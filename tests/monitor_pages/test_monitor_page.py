@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
-import os
-import shlex
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +9,6 @@ import probe_ranks as pr
 import pytest
 import torch
 import torch.distributed.run
-import warm
 from page_blocks import ROOT, Tokens, batches, block, blocks, commands, loss_of, run
 
 from msprobe.pytorch import TorchProbe
@@ -118,40 +114,6 @@ def test_data_parallel(tmp_path: Path, under: str) -> None:
         assert series.values.tolist() == norms[1][key].values.tolist()
 
 
-def engine() -> None:
-    """One rank with the loop of the page for a DeepSpeed engine."""
-    os.environ["DS_ACCELERATOR"] = "cpu"
-    import deepspeed
-
-    deepspeed.ops.__compatible_ops__["deepspeed_shm_comm"] = False  # the first use would compile C++ for more than a minute
-    deepspeed.init_distributed("gloo", verbose=False)
-    config = {
-        "train_micro_batch_size_per_gpu": 4,
-        "gradient_accumulation_steps": 2,
-        "steps_per_print": 10**9,
-        "optimizer": {"type": "Adam", "params": {"lr": 1e-2, "torch_adam": True}},
-        "zero_optimization": {"stage": 2, "overlap_comm": False},
-    }
-    data = [batches(2) for _ in range(3)]
-    names = {"deepspeed": deepspeed, "model": Tokens(), "ds_config": config, "data": data, "loss_of": loss_of}
-    names["probe"] = probe = TorchProbe.from_config("probe.yaml")
-    run(block(PAGE, "python", "**DeepSpeed**"), PAGE, names)
-    probe.close()
-
-
-@pytest.mark.slow
-def test_deepspeed(tmp_path: Path) -> None:
-    """A step is an update; gradients and parameters are there, whole, on both ranks."""
-    pytest.importorskip("deepspeed")
-    pr.run(engine, ranks=2, directory=tmp_path, timeout=240)
-    found = open_run("runs/a")
-    assert found.ranks == [0, 1]
-    for family in ("grad_reduced", "param_updated", "update"):
-        assert {(key.name, *series.steps.tolist()) for key, series in found.series(1, family, "norm").items()} == {
-            (name, 0, 1, 2) for name, _ in Tokens().named_parameters()
-        }
-
-
 def prepared() -> None:
     import accelerate
 
@@ -166,24 +128,6 @@ def test_accelerate(tmp_path: Path) -> None:
     pytest.importorskip("accelerate")
     pr.run(prepared, directory=tmp_path)
     assert set(open_run("monitor_output").table(0, "grad_reduced").steps.tolist()) == {0, 1, 2}
-
-
-@pytest.mark.skipif(importlib.util.find_spec("megatron") is None, reason="needs megatron-core")
-@pytest.mark.slow
-def test_megatron(tmp_path: Path) -> None:
-    """The launch line of the page, as torchrun reads it, with the example script in place of pretrain_gpt.py, writes the families of its
-    settings."""
-    (text,) = block(PAGE, "bash", "**Megatron.**").splitlines()
-    words = shlex.split(text.replace("pretrain_gpt.py", str(ROOT / "examples/megatron/train_gpt.py")))
-    assert words[0] == "torchrun"
-    line = torch.distributed.run.parse_args(words[1:])
-    assert line.module
-    code = f"import runpy; runpy.run_module({line.training_script!r}, run_name='__main__', alter_sys=True)"
-    done = warm.ranks(int(line.nproc_per_node), code, *line.training_script_args, cwd=tmp_path, timeout=150)
-    assert [rank.returncode for rank in done] == [0, 0], [rank.stderr[-3000:] for rank in done]
-    found = open_run("runs/a")
-    assert found.ranks == [0, 1]
-    assert {"grad_reduced", "param_origin", "param_updated", "update"} <= set(found.families(1))
 
 
 def test_every_switch_is_a_key() -> None:

@@ -59,8 +59,11 @@ def page() -> str:
     other_names = {name: sorted(alias for alias, target in ALIASES.items() if target == name) for name in all_commands()}
     counts = Counter(option for name in all_commands() for option in _options(name))
     common = [option for option, count in counts.items() if count >= MANY]
+    answers = next(option for option, _ in counts.most_common() if option.startswith("* `--json`"))
+    without = [name for name in all_commands() if not any(option.startswith("* `--json") for option in _options(name))]
     first_of = dict.fromkeys(common, "")
     parts = [INTRODUCTION, "Options of several commands:\n\n" + "\n".join(common) + "\n"]
+    parts[-1] = parts[-1].replace("`--json`:", f"`--json` (of all commands but {', '.join(without)}):", 1)
     for first, command in COMMANDS.items():
         if first in titles:
             parts.append(f"## {titles[first]}\n")
@@ -70,7 +73,7 @@ def page() -> str:
             also = f" Also called {', '.join(other_names[name])}." if other_names[name] else ""
             shared: dict[str, list[str]] = {}
             own: list[str] = []
-            for option in _options(name):
+            for option in (each for each in _options(name) if each != answers):
                 place = first_of.setdefault(option, name)
                 (own if place == name else shared.setdefault(place, [])).append(option)
             own += [f"* as {f'`msprobe {place}`' if place else 'above'}: {_names(options)}" for place, options in shared.items()]

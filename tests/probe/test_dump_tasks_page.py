@@ -50,11 +50,12 @@ class Model(nn.Module):
 
 
 def section(title: str) -> tuple[dict[str, Any], list[str]]:
-    """Settings and Python blocks of one task."""
+    """Settings and Python blocks of one task; one that has no loop of its own has that of the first."""
     text = PAGE.read_text(encoding="utf-8").partition(f"\n## {title}\n")[2].partition("\n## ")[0]
     assert text, title
     (settings,) = re.findall(r"^```json\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
-    return json.loads(settings), re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    found = re.findall(r"^```python\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
+    return json.loads(settings), found or section("Dump one step")[1]
 
 
 def run(title: str, directory: Path, monkeypatch: pytest.MonkeyPatch, batches: Any = None) -> dict[str, Any]:
