@@ -27,12 +27,13 @@ from msprobe_integrations.mindspore.tensors import npy
 from msprobe_integrations.mindspore.tensors.memory import KERNEL, WITHOUT_KERNEL
 
 ROOT = Path(__file__).parents[2]
-CODE_MAPPING = "docs/guide/code-mapping.md"
+CODE_MAPPING = "docs/guide/compare-static-graphs.md"
 
 
 def page_block(language: str) -> str:
-    """The one block in this language."""
-    (found,) = re.findall(rf"^```{language}\n(.*?)^```", (ROOT / CODE_MAPPING).read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    """The one block in this language of the section on source lines."""
+    text = (ROOT / CODE_MAPPING).read_text(encoding="utf-8").partition("\n## From kernels")[2]
+    (found,) = re.findall(rf"^```{language}\n(.*?)^```", text, re.DOTALL | re.MULTILINE)
     return str(found)
 
 
