@@ -117,7 +117,7 @@ def test_alerts_that_were_taken_away(runs: dict[str, Path], tmp_path: Path, caps
         file.write_text("")
     code, said = analyze(run, tmp_path / "out", capsys)
     assert code == 3
-    assert "0 alerts are in it, and run.json says that" in said
+    assert "0 alerts are in it, and losses.json says that" in said
 
 
 def test_numbers_that_no_rule_has_looked_at(runs: dict[str, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -19,11 +19,13 @@ from frames_of_lists import TENSOR, frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.safe_cells import plain_name
 from msprobe_engine.core.records import FAMILIES, TensorRef
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.statistics import rows as _rows
+from msprobe_engine.formats.monitor.losses import FILE, Kept, read_losses
 from msprobe_engine.probe.sinks.csv.features import FEATURES
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink, safe_cell
 
@@ -63,6 +65,21 @@ def test_columns_of_every_family(tmp_path: Path, family: str) -> None:
     else:
         assert list(row) == ["vpp_stage", "name", "step", *micro, *statistics, *ours]
         assert (row["max"], row["shape"], row["dtype"]) == ("2.0", "[4]", "torch.float32")
+
+
+def test_steps_with_alerts_replace_no_file(tmp_path: Path) -> None:
+    """Alerts are appended and counted in place: on the file system that thousands of ranks share a step makes and renames no file."""
+    sink = CsvSink(CsvSettings(), MonitorSettings(), output_dir=tmp_path, rank=0)
+    alert = Alert("nan_inf", "critical", "grad", "w", 0, 0, math.nan, "finite", "w is NaN")
+    seen = []
+    for step in range(3):
+        sink.write(frame_of({"w": [1.0]}, step=step), [dataclasses.replace(alert, step=step)])
+        seen.append({path.name: path.stat().st_ino for path in sink.directory.iterdir()})
+    sink.close()
+    assert seen[0] == seen[1] == seen[2]
+    assert (
+        len((sink.directory / "alerts.jsonl").read_text().splitlines()) == (read_losses(sink.directory / FILE) or Kept(0, {})).alerts == 3
+    )
 
 
 def test_micro_steps_of_gradients_on_request(tmp_path: Path) -> None:

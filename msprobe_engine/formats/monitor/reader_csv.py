@@ -23,6 +23,8 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.safe_cells import plain_name
 from msprobe_engine.formats.monitor import run_layout
 from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
+from msprobe_engine.formats.monitor.losses import FILE as LOSSES
+from msprobe_engine.formats.monitor.losses import read_losses
 from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
 from msprobe_engine.formats.monitor.run_layout import RankDirectory, open_file, scan
 from msprobe_engine.formats.monitor.series import (
@@ -323,10 +325,12 @@ class CsvSource:
             path = directory.path / ALERTS_FILE
             problems: Problems = Counter()
             found = read_alerts(path, problems) if os.path.lexists(path) else []
-            raised = directory.info.get("alerts")
+            kept = read_losses(directory.path / LOSSES)
+            counts = {run_layout.RUN_FILE: directory.info.get("alerts"), LOSSES: 0 if kept is None else kept.alerts}
+            file, raised = max(((name, n) for name, n in counts.items() if isinstance(n, int)), key=lambda one: one[1])
             damaged = sum(count for what, count in problems.items() if what != CUT)
-            if isinstance(raised, int) and len(found) + damaged < raised:
-                problems[f"{len(found)} alerts are in it, and {run_layout.RUN_FILE} says that {raised} were raised"] += 1
+            if len(found) + damaged < raised:
+                problems[f"{len(found)} alerts are in it, and {file} says that {raised} were raised"] += 1
             self._note(path, problems)
             out += found
         return out

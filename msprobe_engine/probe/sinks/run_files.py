@@ -5,7 +5,7 @@
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
     run.json                                rank, world_size, rank_info, version, started, started_unix, launch, restart, first_step,
-                                            monitor, rules[, alerts, masks, without_optimizer, computed_in, tensors_of,
+                                            monitor, rules[, masks, without_optimizer, computed_in, tensors_of,
                                             missing, ended: {how: closed, exception or signal[, error, message, where]}]
 """
 
@@ -84,12 +84,6 @@ class RunFile:
     def watch(self, facts: Mapping[str, Any], key: str = "rank_info") -> None:
         """Facts in a mapping that its owner fills when they are known: about the rank (tp, pp, dp, ...), or under another key."""
         self._watched[key] = facts
-
-    def count_alerts(self, count: int) -> None:
-        """Say how many alerts are in the file beside this one, so that a file of which some were taken away is told."""
-        if count:
-            self.content["alerts"] = self.content.get("alerts", 0) + count
-            self._stale = True
 
     def conclude(self) -> bool:
         """As `refresh`, when the run is over; a run without a step says nothing."""

@@ -32,7 +32,7 @@ from msprobe_engine.core.records import Frame, Sample, TensorDescription
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.formats.monitor.losses import FILE, LossFile
-from msprobe_engine.formats.monitor.run_layout import MONTHS, read_info
+from msprobe_engine.formats.monitor.run_layout import MONTHS
 from msprobe_engine.probe.sinks import resume
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.features import FEATURES, pivot
@@ -95,9 +95,7 @@ class CsvSink(Sink):
             make_directory(self.directory, "csv sink")
         self.losses = LossFile(self.directory / FILE)
         self._size = sum(entry.stat(follow_symlinks=False).st_size for entry in os.scandir(self.directory))
-        before = read_info(self.directory).get("alerts") if settings.append_output else None
         self._run = RunFile(self.directory, rank, world_size, monitor, rules)
-        self._run.count_alerts(before if isinstance(before, int) else 0)
         self._files: dict[str, AppendFile] = {}
         self._alerts: AppendFile | None = None
         self._block = -1
@@ -198,7 +196,7 @@ class CsvSink(Sink):
         data = alert_lines(alerts).encode("utf-8", "backslashreplace")
         self._alerts.append(data)
         self._size += len(data)
-        self._run.count_alerts(len(alerts))
+        self.losses.count_alerts(len(alerts))
 
     def flush(self) -> None:
         """Nothing waits here: every frame is with the operating system when `write` returns."""
