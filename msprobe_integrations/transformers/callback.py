@@ -99,7 +99,7 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
     def _end(self, grad_norm: Any) -> None:
         observer = self.observer
         if observer is not None and observer.updated(self._trainer.state.global_step):
-            found = {"loss": observer.loss, "grad_norm": number(grad_norm)}
+            found = {"grad_norm": number(grad_norm)}
             with suppress(MissingNameError):
                 found["skipped"] = float(self._of_accelerator("optimizer_step_was_skipped", "scalar skipped"))
             with saving("transformers", self._save):

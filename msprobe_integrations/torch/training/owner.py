@@ -29,13 +29,15 @@ def claim(name: str, make: Callable[[ProbeSettings, Path], Observer]) -> Observe
     """The observer of integration `name`; made the first time, from the settings that were asked for.
 
     Args:
-        name: one of `KNOWS`.
+        name: one of `KNOWS`: a row of `FRAMEWORKS` in ``autoload/__init__.py``.
         make: ``(settings, file)`` to an observer.
 
     Returns:
         None: no probe was asked for, its settings are wrong (said once), or somebody who knows more follows this training.
     """
     global _owner
+    if name not in KNOWS:
+        raise ProbeError(f"integration {name!r} has no row in FRAMEWORKS of msprobe_integrations/autoload/__init__.py; it needs one")
     if _owner is not None:
         held, observer = _owner
         if held == name:

@@ -12,7 +12,15 @@ from msprobe_integrations.torch.training.trainer_loop import TrainerObserver
 
 
 class ProbeCallback:
-    """For a callback class of a framework to inherit from.
+    """For a callback class of a framework to inherit from. Its hooks call, in this order:
+
+    - ``follow(name)`` when the training begins, then on the observer that it returns, if any: ``setup(model, optimizer)`` and
+      ``training_begins(updates so far)``;
+    - in each step ``begin(updates so far)``; for each micro batch ``pass_begins()`` and ``pass_ends(loss)``; after the update
+      ``end(other numbers)``;
+    - ``pause()`` and ``resume()`` around evaluation, ``flush()`` when the training is over.
+
+    `isolated` around each hook keeps faults of the probe from the Trainer.
 
     Args:
         config: settings, or the path of a settings file. None: what the environment or the launch line asks for, if it does.

@@ -98,6 +98,10 @@ class TrainerObserver(LoopObserver):
         """Sum of the losses of the step's micro batches."""
         return self._loss
 
+    def numbers(self) -> dict[str, Any]:
+        """The loss, where `pass_ends` was given one and the Trainer itself gives none to `end`."""
+        return {} if self._loss is None else {"loss": self._loss}
+
     def pause(self) -> None:
         """Evaluation begins: nothing is seen until `resume`."""
         with self.safely("pause"):
