@@ -9,6 +9,8 @@ from typing import Any
 import torch
 from torch import nn
 
+from msprobe_engine.core.log import current_rank, warn_once
+
 
 def parameters_of(optimizers: Iterable[Any]) -> dict[int, int]:
     """``id`` of each parameter that the optimizers hold, with its position among them all."""
@@ -95,3 +97,13 @@ def updates_done(optimizers: Sequence[Any]) -> int:
             if isinstance(count, (int, float)):
                 counts.append(int(count))
     return max(counts)
+
+
+def say_not_watched(model: str) -> None:
+    """An optimizer updates a model that has only been called in evaluation mode: while the training runs, not at its end alone."""
+    if not current_rank():
+        warn_once(
+            "evaluation",
+            f"an optimizer updates {model}, which was only called in evaluation mode so far (as from_pretrained and model.eval() leave a "
+            "model): nothing is watched. Call model.train() before the loop; if it is to stay in this mode, name the steps with TorchProbe",
+        )

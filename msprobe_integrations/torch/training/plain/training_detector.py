@@ -25,7 +25,7 @@ from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.patching import FunctionPatch, shared_patch
 from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.ranks.process_group_teardown import before_ranks_end
-from msprobe_integrations.torch.training.plain.models import parameters_of, trains
+from msprobe_integrations.torch.training.plain.models import parameters_of, say_not_watched, trains
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.training.plain.loop import PlainObserver
@@ -59,6 +59,7 @@ class TrainingDetector:
         self._inside: list[int] = []
         self._looking = False
         self._compiled_update = False
+        self._evaluated = ""
         self._entries: dict[int, Any] = {}
         self._undo: list[Callable[[], Any]] = []
         self._following: list[Callable[[], Any]] = []
@@ -138,7 +139,8 @@ class TrainingDetector:
                 if module.training:
                     self.found([module])
                 else:
-                    report.tell("evaluation", type(module).__name__)
+                    self._evaluated = type(module).__name__
+                    report.tell("evaluation", self._evaluated)
         if id(module) in self._entries:
             return following(module, *args, **kwargs)
         with self.within(module):
@@ -287,6 +289,8 @@ class TrainingDetector:
         if self.observer is not None:
             with self._safely():
                 self.observer.update_begins(optimizer, args[1] if len(args) > 1 else kwargs.get("closure"))
+        elif self._evaluated:
+            say_not_watched(self._evaluated)
 
     def _update_ends(self, optimizer: Any, args: Any, kwargs: Any) -> None:
         del args, kwargs
