@@ -65,7 +65,8 @@ def test_model_train() -> None:
 def test_gradient_probe() -> None:
     """The probe of the gradients writes its tables."""
     PrecisionDebugger._instance = None
-    Path("config.json").write_text(block("The gradient probe", "json"))
+    settings = (ROOT / "docs/guide/grad-probe.md").read_text(encoding="utf-8").partition("```json\n")[2].partition("```")[0]
+    Path("config.json").write_text(settings)
     net, optimizer = programs.build(lambda p: nn.Adam(p, 1e-2))
     names: dict[str, Any] = {"optimizer": optimizer}
     exec(block("The gradient probe", "python"), names)

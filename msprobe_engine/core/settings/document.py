@@ -70,6 +70,8 @@ Keys by section, defaults in brackets:
 """
 
 
+_OF_SINKS = ("enabled", "path", "ops")
+"""Keys of sinks that the section ``sinks`` explains once."""
 _MANY = 5
 """Values that are listed at one key only."""
 
@@ -104,9 +106,10 @@ def _section(cls: type[Any], path: str, summary: str, shown: dict[tuple[str, ...
     rows = []
     for key in keys:
         name = f"{path}.{key.name}" if path else key.name
-        if key.section is None:
+        if key.section is None and not (path.startswith("sinks.") and key.name in _OF_SINKS):
             rows.append(f"* `{key.name}` ({_default(key)}): {_escape(_help(key))}{_values(key, name, shown)}\n")
-    out = [f"\n## {f'`{path}`' if path else 'The root'}\n\n{summary}{''.join(rows)}"]
+    between = "\n" if rows and summary else ""
+    out = [f"\n## {f'`{path}`' if path else 'The root'}\n\n{summary}{between}{''.join(rows)}"]
     for key in keys:
         if key.section is not None:
             name = f"{path}.{key.name}" if path else key.name
@@ -131,10 +134,10 @@ def _values(key: Key, name: str, shown: dict[tuple[str, ...], str]) -> str:
 
 
 def _summary(key: Key) -> str:
-    text = ((key.section.__doc__ if key.section else None) or "").strip()
+    text = " ".join(((key.section.__doc__ if key.section else None) or "").split())
     if not text or text.startswith("{}(".format(key.section.__name__ if key.section else "")):  # what dataclasses write by themselves
         text = f"{key.help[:1].upper()}{key.help[1:]}."
-    return f"{text}\n\n"
+    return f"{text}\n"
 
 
 def _default(key: Key) -> str:

@@ -288,6 +288,12 @@ class DeepSpeedMonitorSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class SinkSettings:
+    """Where data goes.
+
+    Every sink has `enabled` (of `csv` alone true by itself), those that write files `path` ([default](../guide/monitor-files.md)), those of
+    tensors `ops` (`[norm, min, max, mean, nans]`, values as of `monitor.ops`).
+    """
+
     csv: CsvSettings = _section(CsvSettings, "tables, one file per family and block of steps")
     tensorboard: TensorBoardSettings = _section(TensorBoardSettings, "event files of TensorBoard")
     prometheus: PrometheusSettings = _section(PrometheusSettings, "metrics for Prometheus")
