@@ -7,6 +7,8 @@ import argparse
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import guard_writing
+
 EPILOG = """\
 examples:
   msprobe diagnose out/dump                        one run: first NaN or Inf, collectives that are off
@@ -50,7 +52,6 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.align.mapping.user_mapping import Mappings
     from msprobe_engine.cli.options.inputs import say_steps, warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_page_name, results_directory
-    from msprobe_engine.core.errors import SinkError
     from msprobe_engine.core.log import printable
     from msprobe_engine.core.process.jobs import cluster
     from msprobe_engine.find.coverage import renames, two_frameworks
@@ -68,12 +69,10 @@ def run(args: argparse.Namespace) -> int:
         found.nothing, found.evidence = SAME_FILES, []
     print(say_steps(found.text(), args.target, args.golden))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
-    try:
+    with guard_writing(args.output_path, "name another directory with -o"):
         args.answer_file, page = found.write(args.output_path)
         names = renames.write(found, Path(args.output_path) / renames.FILE)
         functions = two_frameworks.write(found, Path(args.output_path) / two_frameworks.FILE)
-    except OSError as error:
-        raise SinkError(f"cannot write {args.output_path}: {error.strerror or error}; name another directory with -o") from error
     print(f"Page: {page}")
     if names is not None:
         print(printable(f"Mapping: {names}; with -cm {names} these names are no difference (msprobe diagnose and compare take it)"))

@@ -62,6 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.cli.options.outputs import refuse_overwriting, refuse_page_name
     from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.io.output_files import write_report
     from msprobe_engine.find.checkpoint import resume
     from msprobe_engine.find.checkpoint.diff import Options, diff
     from msprobe_engine.formats.checkpoint.open import meant
@@ -87,11 +88,11 @@ def run(args: argparse.Namespace) -> int:
     print(files.json_text(found, **shown).rstrip() if args.json == "-" else text(found, TOP if args.top is None else args.top))
     written = []
     if args.json not in (None, "-"):
-        written.append(files.write(Path(args.json), files.json_text(found, **shown)))
+        written.append(write_report(Path(args.json), files.json_text(found, **shown)))
     if args.csv is not None:
-        written.append(files.write(args.csv, files.csv_text(found, **shown)))
+        written.append(write_report(Path(args.csv), files.csv_text(found, **shown)))
     if args.html is not None:
-        written.append(files.write(args.html, page(found, **shown)))
+        written.append(write_report(Path(args.html), page(found, **shown)))
     if args.output_path is not None:
         written += files.write_all(found, args.output_path, **shown)
         resume.forget(args.output_path)

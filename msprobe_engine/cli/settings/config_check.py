@@ -216,6 +216,7 @@ def _script_arguments(args: argparse.Namespace) -> list[str] | None:
 
 def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> int:
     """Files (a directory only where one was asked for, or is the custom), then text or JSON."""
+    from msprobe_engine.core.io.output_files import write_report
     from msprobe_engine.core.log import printable
     from msprobe_engine.report.config import files
     from msprobe_engine.report.config.page import page
@@ -223,9 +224,9 @@ def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> 
 
     written = files.write_results(found, output, old=args.columns == "8.1.1") if output else []
     if args.html is not None:
-        written.append(files.write_text(Path(args.html), page(found)))
+        written.append(write_report(Path(args.html), page(found)))
     if args.json not in (None, "-"):
-        written.append(files.write_text(Path(args.json), files.json_text(found)))
+        written.append(write_report(Path(args.json), files.json_text(found)))
     if args.json == "-":
         print(files.json_text(found), end="")
         return found.exit_code
@@ -237,10 +238,10 @@ def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> 
 
 def _ranks(args: argparse.Namespace) -> int:
     from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.io.output_files import write_report
     from msprobe_engine.find.config.between_ranks import between_ranks
     from msprobe_engine.find.findings import finite_json
     from msprobe_engine.formats.pack.kind import pack_of
-    from msprobe_engine.report.config.files import write_text
 
     if args.html is not None or args.output is not None:
         raise UsageError("--ranks prints what it finds; --json FILE writes it, -o and --html belong to -c and --verify")
@@ -250,7 +251,7 @@ def _ranks(args: argparse.Namespace) -> int:
         print(text, end="")
     else:
         if args.json is not None:
-            write_text(Path(args.json), text)
+            write_report(Path(args.json), text)
         _say_ranks(found, args.top)
     return found.exit_code
 
@@ -275,6 +276,7 @@ def _checkpoints(args: argparse.Namespace) -> int:
     """As the existing tool: a JSON of weights by name. All that `msprobe ckpt diff` says goes to the console."""
     import json
 
+    from msprobe_engine.core.io.output_files import write_report
     from msprobe_engine.find.checkpoint.diff import diff
     from msprobe_engine.report.checkpoint import files
     from msprobe_engine.report.checkpoint.page import page
@@ -283,11 +285,11 @@ def _checkpoints(args: argparse.Namespace) -> int:
     output = Path(args.output or CHECKPOINT)
     files.refuse_existing(output)
     found = diff(*args.compare)
-    written = [files.write(output, json.dumps(files.existing_form(found), indent=4) + "\n")]
+    written = [write_report(output, json.dumps(files.existing_form(found), indent=4) + "\n")]
     if args.json not in (None, "-"):
-        written.append(files.write(Path(args.json), files.json_text(found)))
+        written.append(write_report(Path(args.json), files.json_text(found)))
     if args.html is not None:
-        written.append(files.write(Path(args.html), page(found)))
+        written.append(write_report(Path(args.html), page(found)))
     if args.json == "-":
         print(files.json_text(found), end="")
         return found.code

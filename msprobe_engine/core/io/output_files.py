@@ -11,13 +11,13 @@ import math
 import os
 import secrets
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from types import TracebackType
 from typing import BinaryIO
 
 from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, explain, make_directories, open_regular, require_regular
+from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, AnyPath, explain, make_directories, open_regular, require_regular
 from msprobe_engine.core.log import get_logger
 
 _MOST_PARTS = 1024  # of one writev, on every system there is
@@ -37,6 +37,22 @@ def make_directory(path: Path, what: str) -> None:
         make_directories(os.fspath(path))
     except OSError as error:
         raise SinkError(f"{what}: cannot create directory {error.filename or path}: {explain(error)}") from error
+
+
+@contextlib.contextmanager
+def guard_writing(path: AnyPath, elsewhere: str = "name another output directory") -> Iterator[None]:
+    """Says what cannot be written when the system refuses it, and what to do.
+
+    Args:
+        elsewhere: how the user chooses another place.
+
+    Raises:
+        SinkError: in place of an `OSError`.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise SinkError(f"cannot write {os.fsdecode(path)}: {explain(error, elsewhere, path=path)}") from error
 
 
 def write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
@@ -159,6 +175,18 @@ def write_named(path: str | os.PathLike[str], parts: Sequence[bytes | memoryview
             write_all(file.fileno(), parts)
     else:
         write_file(path, parts)
+
+
+def write_report(path: Path, text: str) -> Path:
+    """`write_named` for a report, with the directories above it.
+
+    Raises:
+        SinkError: it cannot be written.
+    """
+    with guard_writing(path, "name another place"):
+        make_directories(os.fspath(path.parent))
+        write_named(path, [text.encode("utf-8", "backslashreplace")])
+    return path
 
 
 def replace_file(path: Path, data: bytes, mode: int = FILE_MODE) -> None:

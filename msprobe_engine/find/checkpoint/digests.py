@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.dtypes import plain_name
-from msprobe_engine.core.errors import DumpFormatError, SinkError
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.input_files import open_input, read_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.io.output_files import write_named
+from msprobe_engine.core.io.output_files import guard_writing, write_named
 from msprobe_engine.core.statistics import host_kernel, rows
 from msprobe_engine.core.statistics.digest import digest_array, words_per_element
 from msprobe_engine.find.checkpoint.result import strict
@@ -152,10 +152,8 @@ def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) 
         "facts": strict(checkpoint.facts), "tensors": strict(tensors), "values": strict(checkpoint.values), "notes": checkpoint.notes,
         "problems": checkpoint.problems, "counts": {"tensors": len(tensors), "values": len(checkpoint.values)},
     }  # fmt: skip
-    try:
+    with guard_writing(path, "name another place"):
         write_named(path, [json.dumps(data, indent=1, allow_nan=False).encode()])
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}") from error
 
 
 def is_manifest(path: Path) -> bool:

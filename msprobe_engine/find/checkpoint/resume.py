@@ -15,9 +15,10 @@ from types import TracebackType
 from typing import Any
 
 from msprobe_engine.align.parameters.align_names import Pair
-from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.io.regular_files import explain, open_regular
+from msprobe_engine.core.io.output_files import guard_writing
+from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import one_line, warning
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 
@@ -81,10 +82,8 @@ class Journal:
         self._mark = mark
         self._ended = False
         self.known: dict[int, TensorResult] = {}
-        try:
+        with guard_writing(self.path, "name another directory with -o"):
             self._fd = open_regular(self.path, os.O_RDWR | os.O_CREAT)
-        except OSError as error:
-            raise SinkError(f"cannot write {self.path}: {explain(error, 'name another directory with -o')}") from error
         try:
             _lock(self._fd, self.path)
             end = self._load() if go_on else 0

@@ -8,8 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
-from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.find.findings import finite_json
 
@@ -87,9 +86,7 @@ def write(rows: Sequence[Row], directory: str | Path) -> Path:
         SinkError: it cannot be written.
     """
     path = Path(directory) / f"overflow_check_{time.time_ns()}.json"
-    try:
+    with guard_writing(path, "name another directory with -o"):
         make_directories(str(directory))
         write_file(path, [finite_json({"summary": counts(rows), "calls": [asdict(row) for row in rows]})])
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}; name another directory with -o") from error
     return path

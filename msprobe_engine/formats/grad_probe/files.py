@@ -13,10 +13,9 @@ from typing import BinaryIO, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.csv_text import format_rows
-from msprobe_engine.core.io.output_files import WholeFile, make_directory
-from msprobe_engine.core.io.regular_files import explain, require_regular
+from msprobe_engine.core.io.output_files import WholeFile, guard_writing, make_directory
+from msprobe_engine.core.io.regular_files import require_regular
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.formats.grad_probe import layout, signs
@@ -65,11 +64,9 @@ class StepFiles:
         """
         make_directory(self.directory, "gradients")
         table = self.directory / layout.summary_name(step)
-        try:
+        with guard_writing(table, "name another place"):
             require_regular(table)
             table.unlink(missing_ok=True)  # a step without a table is not complete
-        except OSError as error:
-            raise SinkError(f"cannot write {table}: {explain(error)}") from error
         kept = [(g.name, g.shape, g.signs) for g in gradients if g.signs is not None]
         if kept:
             _write_signs(self.directory / layout.signs_name(step), kept)
@@ -139,8 +136,5 @@ def _whole(path: Path) -> Iterator[BinaryIO]:
     Raises:
         SinkError: it cannot be written; what was begun is removed.
     """
-    try:
-        with WholeFile(path) as whole:
-            yield whole.file
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {explain(error)}") from error
+    with guard_writing(path, "name another place"), WholeFile(path) as whole:
+        yield whole.file

@@ -8,9 +8,8 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import SinkError, UsageError
-from msprobe_engine.core.io.output_files import write_named
-from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.io.output_files import write_report
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, ranked
@@ -65,20 +64,6 @@ def _cell(value: object) -> str:
     return safe_cell(one_line(value)) if isinstance(value, str) else repr(value)
 
 
-def write(path: Path, text: str) -> Path:
-    """Write a report, whole or not at all.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
-    try:
-        make_directories(str(path.parent))
-        write_named(path, [text.encode("utf-8", "backslashreplace")])
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}; name another file") from error
-    return path
-
-
 def write_all(result: Result, directory: Path, only_different: bool = False, top: int | None = None) -> list[Path]:
     """``ckpt_diff.json``, ``.csv`` and ``.html`` in a directory.
 
@@ -86,7 +71,7 @@ def write_all(result: Result, directory: Path, only_different: bool = False, top
         SinkError: one of them cannot be written.
     """
     makers: tuple[Callable[..., str], ...] = (json_text, csv_text, page)
-    return [write(path, make(result, only_different, top)) for path, make in zip(paths(directory), makers)]
+    return [write_report(path, make(result, only_different, top)) for path, make in zip(paths(directory), makers)]
 
 
 def paths(directory: Path) -> list[Path]:

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.safe_cells import plain_name, safe_cell, utf8
 from msprobe_engine.formats.tensors.kernel_files import (
@@ -34,7 +35,6 @@ from msprobe_engine.formats.tensors.kernel_files import (
     read_rows,
 )
 from msprobe_engine.report.code_mapping.ir import Node, read_nodes
-from msprobe_engine.report.table_files import unwritable
 from msprobe_engine.report.table_files.tablefile import TableFile
 
 COLUMNS = ("File Path", "Code Stack", "Scope Name")
@@ -103,10 +103,8 @@ def map_code(ir: Sequence[Path], dump: Path, output: Path, in_place: bool = Fals
     found = Mapped(graphs=_graphs(ir))
     lookup = Lookup(_all_nodes(found.graphs))
     tensors, tables = _data(dump, found)
-    try:
+    with guard_writing(output):
         make_directories(os.fspath(output))
-    except OSError as error:
-        raise unwritable(output, error) from error
     stamp = time.strftime("%Y%m%d%H%M%S")
     if tensors:
         _write(found, output / f"code_mapping_{stamp}.csv", (COLUMNS, *_tensor_rows(tensors, lookup, found)))
@@ -223,10 +221,8 @@ def _cell(text: str) -> str:
 
 
 def _write(found: Mapped, path: Path, rows: Iterable[Sequence[str]]) -> None:
-    try:
+    with guard_writing(path):
         file = TableFile(path)
-    except OSError as error:
-        raise unwritable(path, error) from error
     try:
         for row in rows:
             file.write((",".join(map(_cell, row)) + "\n").encode())

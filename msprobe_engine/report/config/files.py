@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.core.distribution import install_command
 from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import write_named
+from msprobe_engine.core.io.output_files import guard_writing, write_report
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
@@ -22,7 +22,6 @@ from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.findings import finite_json
 from msprobe_engine.report.config import page, tables
 from msprobe_engine.report.config.tables import Table
-from msprobe_engine.report.table_files import unwritable
 from msprobe_engine.report.table_files.xlsx_book import MOST_ROWS, Book, write_cell
 
 XLSX, JSON, HTML = "result.xlsx", "result.json", "result.html"
@@ -52,8 +51,8 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
         found.notes.append(NO_XLSX)
         _set_aside(book)
     written = [
-        write_text(place / JSON, json_text(found)),
-        write_text(place / HTML, page.page(found)),
+        write_report(place / JSON, json_text(found)),
+        write_report(place / HTML, page.page(found)),
     ]
     if available():
         write_book(book, tables.tables(found, old))
@@ -63,19 +62,6 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
 
 def json_text(found: Comparison) -> str:
     return finite_json(found.as_json()).decode()
-
-
-def write_text(path: Path, text: str) -> Path:
-    """Write one file, mode 0640, whole or not at all.
-
-    Raises:
-        SinkError: it cannot be written.
-    """
-    try:
-        write_named(path, [text.encode("utf-8", "backslashreplace")])
-    except OSError as error:
-        raise SinkError(f"cannot write {one_line(str(path))}: {error.strerror or error}; name another place") from error
-    return path
 
 
 def _set_aside(path: Path) -> None:
@@ -98,12 +84,9 @@ def write_book(path: Path, sheets: Iterable[Table], most_rows: int = MOST_ROWS) 
     Raises:
         SinkError: it cannot be written.
     """
-    try:
-        with Book(path) as whole:
-            for name, table in _parts(sheets, most_rows):
-                _sheet(whole.book, name, table)
-    except OSError as error:
-        raise unwritable(path, error) from error
+    with guard_writing(path), Book(path) as whole:
+        for name, table in _parts(sheets, most_rows):
+            _sheet(whole.book, name, table)
 
 
 def _parts(sheets: Iterable[Table], most_rows: int) -> Iterator[tuple[str, Table]]:

@@ -16,9 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.io.output_files import WholeFile, guard_writing
 from msprobe_engine.report.graph.existing.items import items
 from msprobe_engine.report.graph.nodes.model import ROOT, Comparison, Graph
 from msprobe_engine.report.graph.writer import Plan
@@ -41,12 +39,10 @@ class ModelExplorerWriter:
     def __init__(self, plan: Plan) -> None:
         self._path = plan.output / f"{plan.word}_{plan.stamp}.model_explorer.json"
         self._between = "\n"
-        try:
+        with guard_writing(self._path, "name another place"):
             self._whole = WholeFile(self._path)
             self._file = io.TextIOWrapper(self._whole.file, encoding="utf-8")
             self._file.write(f'{{"label": {json.dumps(f"{plan.word} {plan.stamp}")}, "graphs": [')
-        except OSError as error:
-            raise self._failed(error) from error
 
     def add(self, made: Graph | Comparison) -> None:
         """Take the next one.
@@ -55,14 +51,12 @@ class ModelExplorerWriter:
             SinkError: it cannot be written.
         """
         sides = [("run", made)] if isinstance(made, Graph) else [("run", made.target), ("golden", made.golden)]
-        try:
+        with guard_writing(self._path, "name another place"):
             for source, graph in sides:
                 compared = made if isinstance(made, Comparison) and source == "run" else None
                 self._file.write(self._between)
                 self._file.writelines(_graph(f"step {made.step} rank {made.rank} {source}", graph, compared))
                 self._between = ",\n"
-        except OSError as error:
-            raise self._failed(error) from error
 
     def finish(self) -> list[Path]:
         """The file has its name.
@@ -70,21 +64,16 @@ class ModelExplorerWriter:
         Raises:
             SinkError: it cannot be written.
         """
-        try:
+        with guard_writing(self._path, "name another place"):
             self._file.write("]}\n")
             self._file.close()
             self._whole.commit()
-        except OSError as error:
-            raise self._failed(error) from error
         return [self._path]
 
     def abort(self) -> None:
         with suppress(OSError):
             self._file.close()
         self._whole.abort()
-
-    def _failed(self, error: OSError) -> SinkError:
-        return SinkError(f"cannot write {self._path}: {explain(error)}")
 
 
 def _graph(name: str, graph: Graph, compared: Comparison | None) -> Iterator[str]:

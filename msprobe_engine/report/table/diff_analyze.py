@@ -11,8 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.find.difference import origin
 from msprobe_engine.find.findings import Diagnosis, Suspect, finite_json
@@ -46,11 +45,9 @@ def first_differences(target: str | Path, golden: str | Path, output: str | Path
     if not nodes:
         return None, found
     path = Path(output) / f"diff_analyze_{time.time_ns()}.json"
-    try:
+    with guard_writing(path, "name another directory with -o"):
         make_directories(str(output))
         write_file(path, [finite_json(nodes, indent=2)])
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}; name another directory with -o") from error
     return path, found
 
 

@@ -16,10 +16,11 @@ from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, SettingsError
 from msprobe_engine.core.io.input_files import open_input, read_input
+from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.yaml_text import parse_yaml
 from msprobe_engine.measure.columns import COSINE, DIFFERENCES, GRAD_EQUAL, METRICS, RELATIVE, TARGET_MD5, TARGET_NAME
-from msprobe_engine.report.table_files import check_format, unwritable
+from msprobe_engine.report.table_files import check_format
 from msprobe_engine.report.table_files.reading import Row, read_table
 from msprobe_engine.report.table_files.xlsx_book import Book, write_cell
 
@@ -200,7 +201,7 @@ def _value(row: Row, at: int, header: Row) -> str:
 
 
 def _write(path: Path, metrics: Sequence[str], names: Sequence[str], ranks: Mapping[int, Mapping[str, Mapping[str, str]]]) -> None:
-    try:
+    with guard_writing(path):
         make_directories(os.fspath(path.parent))
         with Book(path) as whole:
             for metric in metrics:
@@ -210,8 +211,6 @@ def _write(path: Path, metrics: Sequence[str], names: Sequence[str], ranks: Mapp
                 for at, row in enumerate(rows):
                     for column, cell in enumerate(row):
                         write_cell(sheet, at, column, _number(cell) if at and column else cell)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def _number(text: str) -> str | float | None:

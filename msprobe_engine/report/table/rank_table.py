@@ -14,7 +14,7 @@ import numpy as np
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.align.sources import Task
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.findings import Suspect
@@ -25,7 +25,7 @@ from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
 from msprobe_engine.measure.options import CompareOptions
-from msprobe_engine.report.table_files import Table, open_table, unwritable
+from msprobe_engine.report.table_files import Table, open_table
 
 MOST_NAMES = 20
 """Unmatched rows that the summary names, per side and rank."""
@@ -229,10 +229,8 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
     found.files = [os.fspath(path) for table in tables for path in table.files]
     if advisor is not None and tables:
         path = output / task.folder / f"{task.stem.replace('compare_result', 'advisor')}_{stamp}.txt"
-        try:
+        with guard_writing(path):
             write_file(path, [advisor.text().encode("utf-8", "backslashreplace")])
-        except OSError as error:
-            raise unwritable(path, error) from error
         found.files.append(os.fspath(path))
     if not tables:
         found.problems.append(f"{task.place}: no row of {task.target} could be put into a table")

@@ -13,12 +13,12 @@ import numpy.typing as npt
 
 from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError
 from msprobe_engine.core.io.npy_file import map_array
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import get_logger, one_line
 from msprobe_engine.find.verdicts.single_save import CLOSE, DIFFERS, MISSING, SAME, UNREADABLE, Rule, compare
-from msprobe_engine.report.table_files import check_format, unwritable
+from msprobe_engine.report.table_files import check_format
 from msprobe_engine.report.table_files.xlsx_book import Book, write_cell
 
 _log = get_logger()
@@ -238,7 +238,7 @@ def write_sheet(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]
         MissingExtraError: xlsx without the package xlsxwriter.
         SinkError: it cannot be written.
     """
-    try:
+    with guard_writing(path):
         if path.suffix == ".xlsx":
             check_format("xlsx")
             with Book(path) as whole:
@@ -248,8 +248,6 @@ def write_sheet(path: Path, header: Sequence[str], rows: Sequence[Sequence[Cell]
                         write_cell(sheet, number, column, cell)
         else:
             write_file(path, [_csv(header, rows)])
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def _csv(header: Sequence[str], rows: Sequence[Sequence[Cell]]) -> bytes:

@@ -8,9 +8,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.coverage import renames, two_frameworks
 from msprobe_engine.find.findings import NONE, Diagnosis, beside_warnings, finite_json
@@ -158,14 +156,12 @@ class Comparison:
         Raises:
             SinkError: it cannot be written.
         """
-        try:
+        with guard_writing(path):
             write_file(path, [finite_json(self.as_json())])
             if self.diagnosis is not None:
                 self.mapping = renames.write(self.diagnosis, path.with_name(f"{path.stem.replace('compare_summary', 'cell_mapping')}.yaml"))
                 place = path.with_name(f"{path.stem.replace('compare_summary', 'api_mapping')}.yaml")
                 self.functions = two_frameworks.write(self.diagnosis, place)
-        except OSError as error:
-            raise SinkError(f"cannot write {path}: {explain(error, 'name another output directory', path=path)}") from error
         self.summary = path
 
 

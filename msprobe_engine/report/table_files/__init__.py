@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.regular_files import explain, make_directories
 from msprobe_engine.measure.options import FORMATS
 
@@ -58,7 +59,7 @@ def open_table(path: Path, columns: Sequence[str], mode: str, compat: bool = Fal
         raise UsageError(f"format {mode!r} is not known; allowed are {', '.join(FORMATS)}")
     check_format(mode)
     path = path.with_name(f"{path.name.removesuffix(path.suffix) if path.suffix[1:] in FORMATS else path.name}.{mode}")
-    try:
+    with guard_writing(path):
         make_directories(os.fspath(path.parent))
         if mode == "csv":
             from msprobe_engine.report.table_files.csvtext import CsvTable
@@ -75,8 +76,6 @@ def open_table(path: Path, columns: Sequence[str], mode: str, compat: bool = Fal
         from msprobe_engine.report.table_files.html import HtmlTable
 
         return HtmlTable(path, columns, title or path.stem, compat=compat)
-    except OSError as error:
-        raise unwritable(path, error) from error
 
 
 def check_format(mode: str) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.safe_cells import utf8
 from msprobe_engine.measure.columns import COLOUR
 from msprobe_engine.report.table_files import Block, unwritable
@@ -48,10 +49,8 @@ class ParquetTable:
                 arrays += _split(cells)
             else:
                 arrays.append([None if cell is None else _text(cell) for cell in cells])
-        try:
+        with guard_writing(self._file.path):
             self._writer.write_table(pyarrow.table([pyarrow.array(a, f.type) for a, f in zip(arrays, self._schema)], self._schema))
-        except OSError as error:
-            raise unwritable(self._file.path, error) from error
 
     def close(self) -> None:
         try:

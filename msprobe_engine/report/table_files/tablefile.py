@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.report.table_files import unwritable
+from msprobe_engine.core.io.output_files import WholeFile, guard_writing
 
 _BUFFER = 4 << 20
 
@@ -20,10 +19,8 @@ class TableFile(WholeFile):
         """Raises:
         SinkError: the disk is full, or the like.
         """
-        try:
+        with guard_writing(self.path):
             self.file.write(data)
-        except OSError as error:
-            raise unwritable(self.path, error) from error
 
     def close(self) -> None:
         """Give the file its name.
@@ -31,7 +28,5 @@ class TableFile(WholeFile):
         Raises:
             SinkError: it cannot be written.
         """
-        try:
+        with guard_writing(self.path):
             self.commit()
-        except OSError as error:
-            raise unwritable(self.path, error) from error

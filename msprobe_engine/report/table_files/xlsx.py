@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.measure.columns import COLOUR
 from msprobe_engine.report.table_files import Block, unwritable
 from msprobe_engine.report.table_files.xlsx_book import MOST_ROWS, Book, write_cell
@@ -43,14 +44,12 @@ class XlsxTable:
     def write(self, block: Block) -> None:
         columns = [_cells(block[name]) for name in self._columns]
         colours = block.get(COLOUR)
-        try:
+        with guard_writing(self._path):
             for index, row in enumerate(zip(*columns)):
                 if self._row >= self._most:
                     self._finish_book()
                     self._begin()
                 self._line(row, self._formats.get(colours[index]) if colours is not None else None)
-        except OSError as error:  # rows go through files of the temporary directory
-            raise unwritable(self._path, error) from error
 
     def _line(self, row: Sequence[Any], colour: Any) -> None:
         for column, cell in enumerate(row):

@@ -32,7 +32,7 @@ import numpy as np
 from msprobe_engine.core.backend import load_backend
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.progress import progress
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.formats.dump import layout
@@ -220,11 +220,9 @@ class _Conversion:
             self.done.problems.append(str(error))
             return
         self._taken.add(target)
-        try:
+        with guard_writing(target, "name another directory with -o"):
             make_directories(str(target.parent))
             write_file(target, [content])
-        except OSError as error:
-            raise _unwritable(target, error) from error
         self.done.files.append(target)
 
     def _kernel(self, path: Path, below: Path) -> None:
@@ -238,11 +236,7 @@ class _Conversion:
         except (DumpFormatError, UsageError) as error:
             self.done.problems.append(f"{path}: {error}")
         except OSError as error:
-            raise _unwritable(directory, error) from error
-
-
-def _unwritable(path: Path, error: OSError) -> SinkError:
-    return SinkError(f"cannot write {path}: {error.strerror or error}; name another directory with -o")
+            raise SinkError(f"cannot write {directory}: {error.strerror or error}; name another directory with -o") from error
 
 
 def _files(directory: Path) -> Iterator[Path]:

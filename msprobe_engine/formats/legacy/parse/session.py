@@ -19,7 +19,7 @@ from typing import Any, NoReturn, TextIO
 import numpy as np
 
 from msprobe_engine.core.errors import ProbeError, SinkError, UsageError
-from msprobe_engine.core.io.output_files import write_file, write_plain
+from msprobe_engine.core.io.output_files import guard_writing, write_file, write_plain
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import printable
@@ -200,10 +200,8 @@ class Session(cmd.Cmd):
             self._say(f"{target} is there already and stays")
             return
         rows = array.reshape(-1, array.shape[-1]) if array.ndim and array.size else array.reshape(-1, 1)
-        try:
+        with guard_writing(target, "name another place"):
             write_plain(target, [b"".join(" ".join(f"{x:g}" for x in row).encode() + b"\n" for row in rows.tolist())])
-        except OSError as error:
-            raise SinkError(f"cannot write {target}: {error.strerror or error}") from error
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -291,10 +289,8 @@ def compare_directories(target: Path, golden: Path, output: Path) -> tuple[Path,
             problems.append(f"{a or b}: the other side has no such file")
         lines.append(",".join(map(safe_cell, cells)))
     path = output / f"batch_compare_{int(time.time())}.csv"
-    try:
+    with guard_writing(path, "name another directory with -out"):
         write_file(path, ["\n".join(lines).encode() + b"\n"])
-    except OSError as error:
-        raise SinkError(f"cannot write {path}: {error.strerror or error}; name another directory with -out") from error
     return path, problems
 
 

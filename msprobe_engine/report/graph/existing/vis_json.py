@@ -13,9 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core import names
-from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.io.output_files import WholeFile, guard_writing
 from msprobe_engine.report.graph.existing import vis_texts
 from msprobe_engine.report.graph.existing.items import items, saved_tensors
 from msprobe_engine.report.graph.existing.vis_db import GOLDEN, TARGET, linked, outwards, partner_path
@@ -37,13 +35,11 @@ class VisJsonWriter:
             SinkError: it cannot be written.
         """
         path = self._plan.output / self._name(made)
-        try:
+        with guard_writing(path, "name another place"):
             whole = WholeFile(path)
             self._made.append(whole)
             with io.TextIOWrapper(whole.file, encoding="utf-8") as file:
                 file.writelines(_document(made, self._plan))
-        except OSError as error:
-            raise _failed(path, error) from error
 
     def finish(self) -> list[Path]:
         """Give the files their names.
@@ -52,10 +48,8 @@ class VisJsonWriter:
             SinkError: they cannot be renamed.
         """
         for whole in self._made:
-            try:
+            with guard_writing(whole.path, "name another place"):
                 whole.commit()
-            except OSError as error:
-                raise _failed(whole.path, error) from error
         return [whole.path for whole in self._made]
 
     def abort(self) -> None:
@@ -74,10 +68,6 @@ class VisJsonWriter:
         words += [f"step{made.step}"] if several_steps else []
         words += [f"rank{made.rank}"] if several_steps or len(ranks) > 1 or any(name.startswith("rank") for name in below) else []
         return "_".join([*words, self._plan.stamp]) + ".vis"
-
-
-def _failed(path: Path, error: OSError) -> SinkError:
-    return SinkError(f"cannot write {path}: {explain(error)}")
 
 
 def _document(made: Graph | Comparison, plan: Plan) -> Iterator[str]:

@@ -5,6 +5,7 @@ What is added goes packed to a temporary file at once, so only one pair of graph
 
 from __future__ import annotations
 
+import contextlib
 import json
 import math
 import os
@@ -15,9 +16,7 @@ from typing import IO, Any
 
 import numpy as np
 
-from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.core.io.regular_files import explain
+from msprobe_engine.core.io.output_files import WholeFile, guard_writing
 from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.page import details, flow
@@ -66,10 +65,8 @@ class PageWriter:
         self._about["map"] = _map(self._alike)
         self._pairs: list[dict[str, Any]] = []
         self._islands: list[tuple[str, int, int]] = []
-        try:
+        with guard_writing(self.path, "name another place"):
             self._spool: IO[bytes] = tempfile.TemporaryFile(dir=path.parent, prefix=f".{path.name}.")  # noqa: SIM115 - closed by finish, abort
-        except OSError as error:
-            raise self._failed(error) from error
 
     def add(self, shown: Graph | Comparison) -> None:
         """Put the graphs of a rank and step into the page.
@@ -104,20 +101,12 @@ class PageWriter:
             verdict=verdict,
             app=True,
         )
-        try:
-            with WholeFile(self.path) as whole:
-                whole.file.writelines(pieces)
-        except OSError as error:
-            raise self._failed(error) from error
-        finally:
-            self._spool.close()
+        with contextlib.closing(self._spool), guard_writing(self.path, "name another place"), WholeFile(self.path) as whole:
+            whole.file.writelines(pieces)
         return [self.path]
 
     def abort(self) -> None:
         self._spool.close()
-
-    def _failed(self, error: OSError) -> SinkError:
-        return SinkError(f"cannot write {self.path}: {explain(error)}")
 
     def _data(self) -> Iterator[tuple[str, bytes]]:
         manifest = {**self._about, "block": details.BLOCK, "pairs": self._pairs}
@@ -129,11 +118,9 @@ class PageWriter:
 
     def _keep(self, name: str, content: bytes) -> None:
         packed = pack(content)
-        try:
+        with guard_writing(self.path, "name another place"):
             start = self._spool.seek(0, os.SEEK_END)
             self._spool.write(packed)
-        except OSError as error:
-            raise self._failed(error) from error
         self._islands.append((name, start, len(packed)))
 
     def _alone(self, at: int, graph: Graph) -> dict[str, Any]:
