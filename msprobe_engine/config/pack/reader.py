@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import os
 import zipfile
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -143,12 +144,14 @@ class Pack:
 
     def by_step(self, part: str) -> dict[tuple[int, int], str]:
         """(step, rank) to entry of digests: ``weights`` or ``dataset``."""
-        found = ((at, name) for name in self.names if (at := entries.steps_of(name)))
-        return {(step, rank): name for (kind, step, rank), name in sorted(found) if kind == part}
+        return self._at_steps(part, entries.steps_of)
 
     def existing(self, part: str) -> dict[tuple[int, int], str]:
         """(step, rank) to the existing tool's entry: ``weights``, ``dataset`` or ``random`` (its step is -1)."""
-        found = ((at, name) for name in self.names if (at := entries.existing_of(name)))
+        return self._at_steps(part, entries.existing_of)
+
+    def _at_steps(self, part: str, place_of: Callable[[str], tuple[str, int, int] | None]) -> dict[tuple[int, int], str]:
+        found = ((at, name) for name in self.names if (at := place_of(name)))
         return {(step, rank): name for (kind, step, rank), name in sorted(found) if kind == part}
 
     def packages(self) -> dict[str, list[str]]:

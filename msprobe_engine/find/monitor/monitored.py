@@ -152,8 +152,14 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
             alone_off = None
     shapes, types, computed = other_kinds(a, b, cut.tensors)
     shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
-    _say_never_there(found, sorted([*never_there(a, b), *shapes], key=lambda one: one.step))
-    _say_changed(found, changed_between(a, b))
+    # what one run has no number of, and what was changed before a step begins, comes before all that differs in the step
+    for finding, suspects in (
+        (findings.STRUCTURE, sorted([*never_there(a, b), *shapes], key=lambda one: one.step)),
+        (findings.DIVERGENCE, changed_between(a, b)),
+    ):
+        first = found.first_suspect
+        if suspects and (first is None or suspects[0].step <= first.step):
+            found.finding, found.suspects = finding, [*suspects, *found.suspects][:MOST_SUSPECTS]
     found.evidence += types
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *cut.said]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
@@ -274,20 +280,6 @@ def _say_part(found: Diagnosis, parted: _Off) -> None:
             f"{of:,}",
         )
     )
-
-
-def _say_never_there(found: Diagnosis, alone: Sequence[Suspect]) -> None:
-    """What one run has no number of comes first, unless an earlier step parts."""
-    first = found.first_suspect
-    if alone and (first is None or alone[0].step <= first.step):
-        found.finding, found.suspects = findings.STRUCTURE, [*alone, *found.suspects][:MOST_SUSPECTS]
-
-
-def _say_changed(found: Diagnosis, changed: Sequence[Suspect]) -> None:
-    """What was changed before a step begins comes before all that differs in it."""
-    first = found.first_suspect
-    if changed and (first is None or changed[0].step <= first.step):
-        found.finding, found.suspects = findings.DIVERGENCE, [*changed, *found.suspects][:MOST_SUSPECTS]
 
 
 def _said_alone(path: Path, names: Sequence[str]) -> Sentence:

@@ -119,28 +119,22 @@ class Handles:
         if name in vars(owner):  # what a class inherits is wrapped where it is defined
             self._patches.wrap(owner, name, wrapper)
 
-    def _tell(self, key: Any) -> None:
+    def _tell(self, key: Any, failed: bool = False) -> None:
         with _no_torch_function():
             for observer in self._observers():
                 with _isolated(observer):
-                    observer.waited(key)
-
-    def _tell_failed(self, key: Any) -> None:
-        with _no_torch_function():
-            for observer in self._observers():
-                with _isolated(observer):
-                    observer.failed(key)
+                    (observer.failed if failed else observer.waited)(key)
 
     def _tell_state(self, key: Any) -> None:
         """It is complete, well or not."""
-        (self._tell_failed if has_failed(key) else self._tell)(key)
+        self._tell(key, has_failed(key))
 
     def _waits(self, original: Any) -> Any:
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 result = original(handle, *args, **kwargs)
             except Exception:
-                self._tell_failed(handle)
+                self._tell(handle, True)
                 raise
             self._tell(handle)
             return result

@@ -72,32 +72,20 @@ class LayerFeatures:
         self._taken.clear()
 
     def _before(self, family: str, named: Named, take: Callable[..., None]) -> Pre:
-        part = f"{family} of {named.name}"
-
-        def pre(_module: nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-            try:
-                if self._sees(named, part):
-                    with _plain():
-                        take(named, args, kwargs)
-            except Exception as error:
-                raise_of_training(error)
-                self._probe.faults.fail(part, error)
-
-        return pre
+        return lambda _module, args, kwargs: self._guarded(family, named, take, args, kwargs)
 
     def _after(self, family: str, named: Named, take: Callable[..., None]) -> Post:
+        return lambda _module, _args, _kwargs, result: self._guarded(family, named, take, result)
+
+    def _guarded(self, family: str, named: Named, take: Callable[..., None], *seen: Any) -> None:
         part = f"{family} of {named.name}"
-
-        def post(_module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> None:
-            try:
-                if self._sees(named, part):
-                    with _plain():
-                        take(named, result)
-            except Exception as error:
-                raise_of_training(error)
-                self._probe.faults.fail(part, error)
-
-        return post
+        try:
+            if self._sees(named, part):
+                with _plain():
+                    take(named, *seen)
+        except Exception as error:
+            raise_of_training(error)
+            self._probe.faults.fail(part, error)
 
     def _sees(self, named: Named, part: str) -> bool:
         if torch.compiler.is_compiling() or not self._side.on or not named.root.training:

@@ -248,7 +248,7 @@ class _Double:
         if left is None or operator == "=~":
             return None
         if operator in ("=", "==", "!="):
-            pieces = self._pattern(third)
+            pieces = self._expander.pattern(third, self._state, assumed=True)
             if pieces is None:
                 return None
             try:
@@ -258,16 +258,3 @@ class _Double:
             return result if operator != "!=" else not result
         right = self._expander.assumed(self._expander.text(third, self._state))
         return None if right is None else compared(left, operator, right)
-
-    def _pattern(self, word: Word) -> list[tuple[str, bool]] | None:
-        """The right side of ``==``; a variable that nothing sets is empty there."""
-        out: list[tuple[str, bool]] = []
-        for part in word.parts:
-            if isinstance(part, Literal):
-                out.append((part.text, part.quoted))
-                continue
-            value = self._expander.assumed(self._expander.text(Word((part,), word.line), self._state))
-            if value is None:
-                return None
-            out.append((value, part.quoted))
-        return out

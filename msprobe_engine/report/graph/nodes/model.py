@@ -123,17 +123,11 @@ class Graph:
 
     def inputs(self, node: int) -> list[int]:
         """Rows that the existing tool shows as ``input_data``: arguments, parameters of a module, gradients of parameters."""
-        if self.side is None:
-            return []
-        role = self.side.role
-        return [row for row in self.rows(node) if role[row] != OUTPUT]
+        return [] if self.side is None else [row for row in self.rows(node) if self.side.role[row] != OUTPUT]
 
     def outputs(self, node: int) -> list[int]:
         """Rows that the existing tool shows as ``output_data``."""
-        if self.side is None:
-            return []
-        role = self.side.role
-        return [row for row in self.rows(node) if role[row] == OUTPUT]
+        return [] if self.side is None else [row for row in self.rows(node) if self.side.role[row] == OUTPUT]
 
     def items(self, node: int) -> tuple[Items, Items]:
         """``input_data`` and ``output_data`` of a node as the existing tool writes them, without metrics."""

@@ -8,8 +8,6 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-import torch
-
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.connect import check, connect, finish
 from msprobe_engine.accuracy.online.events import DROPPING, RECOVERED, Event
@@ -157,7 +155,10 @@ class OnlineCalls(DumpPlugin):
             count=self._writer.lose,
             patience=_patience(self._online),
         )
-        self._store.send({"kind": messages.RUN, "version": messages.VERSION, "world": _world(), "framework": self._backend.framework}, [])
+        self._store.send(
+            {"kind": messages.RUN, "version": messages.VERSION, "world": self._backend.world_size(), "framework": self._backend.framework},
+            [],
+        )
         self._sink = CallSink(self._store)
         self._writer.sinks[:] = [self._sink]
         self._keeper = TensorSaver(self._backend, self._store, self._faults, self._pipeline.lose)
@@ -242,13 +243,6 @@ def _rank(rank: int | None) -> int:
         return rank
     said = os.environ.get("RANK", "")
     return int(said) if said.isdecimal() else 0
-
-
-def _world() -> int:
-    if torch.distributed.is_available() and torch.distributed.is_initialized():
-        return torch.distributed.get_world_size()
-    said = os.environ.get("WORLD_SIZE", "")
-    return int(said) if said.isdecimal() else 1
 
 
 class CallSink(Sink):

@@ -43,14 +43,16 @@ class Expander(Parameters):
         between = self.joint(state, at) if any(joins(part) for part in word.parts) else Known(" ", at)
         return tuple(between if segment is None else segment[0] for segment in self.segments(word, state))
 
-    def pattern(self, word: Word, state: State) -> list[tuple[str, bool]] | None:
-        """The word as pattern: texts, and whether they stand for themselves; None where it is not known."""
+    def pattern(self, word: Word, state: State, assumed: bool = False) -> list[tuple[str, bool]] | None:
+        """The word as pattern: texts, and whether they stand for themselves; None where it is not known. `assumed`: a variable that nothing
+        sets is empty there."""
         out: list[tuple[str, bool]] = []
         for part in word.parts:
             if isinstance(part, Literal):
                 out.append((part.text, part.quoted))
                 continue
-            text = known(self.text(Word((part,), word.line), state))
+            value = self.text(Word((part,), word.line), state)
+            text = self.assumed(value) if assumed else known(value)
             if text is None:
                 return None
             out.append((text, part.quoted))
