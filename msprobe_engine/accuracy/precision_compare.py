@@ -24,9 +24,9 @@ from msprobe_engine.accuracy.verdict.judge import SECOND_WORST
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS
 from msprobe_engine.accuracy.verdict.three_way import ALGORITHMS, STATUS_COLUMNS, VALUE_COLUMNS, Judged, NoValue, judge_rows
 from msprobe_engine.core import dtypes
-from msprobe_engine.core.errors import SinkError, TextError, UnreadableFileError, UsageError
+from msprobe_engine.core.errors import TextError, UnreadableFileError, UsageError
 from msprobe_engine.core.io.csv_text import read_rows
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.io.safe_cells import plain_name, safe_cell, utf8
 from msprobe_engine.core.log import one_line
@@ -339,7 +339,7 @@ def write(found: Compared, directory: str | Path, compat: str | None = None) -> 
     place, moment = Path(directory), time.time()
     columns = DETAILS_COLUMNS if compat else DETAILS_COLUMNS + OUR_COLUMNS
     details = (tuple(row.get(column, BLANK) for column in columns) for row in found.details)
-    try:
+    with guard_writing(place):
         make_directories(os.fspath(place))
         for later in range(3600):
             stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(moment + later))
@@ -348,8 +348,6 @@ def write(found: Compared, directory: str | Path, compat: str | None = None) -> 
                 break
         write_file(paths[0], [_csv(RESULT_COLUMNS, found.results)])
         write_file(paths[1], [_csv(columns, details)])
-    except OSError as error:
-        raise SinkError(f"{one_line(str(place))}: {error.strerror or error}") from error
     return paths
 
 

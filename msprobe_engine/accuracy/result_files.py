@@ -21,7 +21,7 @@ from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.input_files import read_input
-from msprobe_engine.core.io.output_files import WholeFile, write_all
+from msprobe_engine.core.io.output_files import WholeFile, guard_writing, write_all
 from msprobe_engine.core.io.regular_files import explain, make_directories, open_regular
 from msprobe_engine.core.io.safe_cells import plain_name
 from msprobe_engine.core.log import one_line
@@ -79,10 +79,8 @@ class ResultFiles:
             SinkError: they cannot be made.
         """
         place = Path(directory)
-        try:
+        with guard_writing(place):
             make_directories(os.fspath(place))
-        except OSError as error:
-            raise SinkError(f"{one_line(str(place))}: {explain(error)}") from error
         moment = time.time()
         for later in range(3600):
             stamp = time.strftime("%Y%m%d%H%M%S", time.localtime(moment + later))
@@ -140,12 +138,10 @@ class ResultFiles:
         Raises:
             SinkError: it cannot be written.
         """
-        try:
+        with guard_writing(self.result_path):
             details = b"".join(map(join, self._form.details_rows(result, source)))
             write_all(self._details, [details])
             write_all(self._result, [join(self._form.result_row(result, source))])
-        except OSError as error:
-            raise SinkError(f"{one_line(str(self.result_path))}: {error.strerror or error}") from error
         self.done.add(result.name)
 
     def sort(self, order: Sequence[str]) -> None:
@@ -155,7 +151,7 @@ class ResultFiles:
             SinkError: the files cannot be written.
         """
         places = {name: n for n, name in enumerate(order)}
-        try:
+        with guard_writing(self.result_path):
             for path, columns in ((self.result_path, self._form.result_columns), (self.details_path, self._form.details_columns)):
                 rows = _lines(path)[1]
                 calls = [places.get(call_of(_first(row)), len(places)) for row in rows]
@@ -165,8 +161,6 @@ class ResultFiles:
                 fd = self._result if path is self.result_path else self._details
                 fd = _replaced(fd, path, [_BOM, join(columns), *ordered])
                 self._result, self._details = (fd, self._details) if path is self.result_path else (self._result, fd)
-        except OSError as error:
-            raise SinkError(f"{one_line(str(self.result_path))}: {error.strerror or error}") from error
 
     def done_results(self, order: Sequence[str] = ()) -> Iterator[CallResult]:
         """What the files say of the calls that are done: those of `order` first, in that order."""

@@ -15,6 +15,9 @@ ProbeError
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
+
 from msprobe_engine.core.distribution import install_command
 
 
@@ -88,3 +91,16 @@ class MissingExtraError(ProbeError):
         super().__init__(f"{purpose} needs the package '{package}': {install_command(extra)}")
         self.package = package
         self.extra = extra
+
+
+@contextmanager
+def needs_extra(package: str, extra: str, purpose: str) -> Iterator[None]:
+    """For the import of a package that an extra installs.
+
+    Raises:
+        MissingExtraError: in place of an `ImportError`.
+    """
+    try:
+        yield
+    except ImportError as error:
+        raise MissingExtraError(package, extra, purpose) from error

@@ -5,6 +5,8 @@ from __future__ import annotations
 
 import argparse
 
+from msprobe_engine.core.errors import needs_extra
+
 EPILOG = """\
 examples:
   msprobe -f pytorch run_overflow_check -api_info dump/step0/rank0/dump.json
@@ -41,16 +43,13 @@ def run(args: argparse.Namespace) -> int:
 
     from msprobe_engine.accuracy.precheck.calls import find_dump
     from msprobe_engine.core.backend import load_backend
-    from msprobe_engine.core.errors import MissingExtraError
     from msprobe_engine.core.log import get_logger, printable
     from msprobe_engine.find.nonfinite.overflow_summary import summary
     from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, counts, table, write
     from msprobe_engine.formats.dump.dump_table import read_side
 
-    try:
+    with needs_extra("torch", "torch", "running calls again"):
         backend: Any = load_backend("torch")
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "running calls again") from None
     file = find_dump(args.api_info_file)
     rows = backend.rerun_overflow(file, args.device_id, args.jit_compile == "true")
     log = get_logger()

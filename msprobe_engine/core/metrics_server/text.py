@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from functools import partial
 from typing import Any
 
-from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.io.safe_cells import utf8
 from msprobe_engine.core.metrics_server.families import Family
 
@@ -26,10 +26,8 @@ class Exposition:
     """
 
     def __init__(self, families: Callable[[], Iterable[Family]], purpose: str) -> None:
-        try:
+        with needs_extra("prometheus_client", "prometheus", purpose):
             from prometheus_client import exposition, registry
-        except ImportError as error:
-            raise MissingExtraError("prometheus_client", "prometheus", purpose) from error
         self._choose_encoder = exposition.choose_encoder
         self._generate = exposition.generate_latest
         self._families = families

@@ -14,7 +14,7 @@ from concurrent.futures.process import BrokenProcessPool
 from contextlib import contextmanager
 from typing import Any, Protocol, TypeVar
 
-from msprobe_engine.core.errors import MissingExtraError, UsageError
+from msprobe_engine.core.errors import UsageError, needs_extra
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.cores import usable_cores
 
@@ -182,10 +182,8 @@ def cluster(address: str) -> Iterator[Any]:
     if address in _clients or not address:
         yield _clients.get(address)
         return
-    try:
+    with needs_extra("distributed", "dask", "work on a Dask cluster"):
         from distributed import Client
-    except ImportError:
-        raise MissingExtraError("distributed", "dask", "work on a Dask cluster") from None
     try:
         client = Client(address, timeout=10)
     except (OSError, ValueError) as error:

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.formats.grad_probe.layout import file_stem
 
@@ -28,11 +28,9 @@ def write_plots(
         MissingExtraError: matplotlib is not installed.
         SinkError: a file cannot be written.
     """
-    try:
+    with needs_extra("matplotlib", "plots", "a picture of similarities"):
         from matplotlib.backends.backend_agg import FigureCanvasAgg
         from matplotlib.figure import Figure
-    except ImportError:
-        raise MissingExtraError("matplotlib", "plots", "a picture of similarities") from None
     make_directory(directory, "pictures of similarities")
     figure = Figure()
     FigureCanvasAgg(figure)

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
@@ -40,12 +40,10 @@ def arrow() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("pyarrow", "parquet", "a table of a monitor as Parquet or Arrow"):
         import pyarrow
         import pyarrow.compute
         import pyarrow.parquet
-    except ImportError:
-        raise MissingExtraError("pyarrow", "parquet", "a table of a monitor as Parquet or Arrow") from None
     return pyarrow
 
 

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.core.io.safe_cells import utf8
 
@@ -35,14 +35,10 @@ class EventFile:
     """
 
     def __init__(self, directory: Path, label: str, purpose: str) -> None:
-        try:
+        with needs_extra("tensorboard", "tensorboard", f"{purpose}: writing event files"):
             from tensorboard.compat.proto import event_pb2, summary_pb2
-        except ImportError as error:
-            raise MissingExtraError("tensorboard", "tensorboard", f"{purpose}: writing event files") from error
-        try:
+        with needs_extra("google-crc32c", "tensorboard", f"{purpose}: writing event files"):
             from google_crc32c import value as crc32c
-        except ImportError as error:
-            raise MissingExtraError("google-crc32c", "tensorboard", f"{purpose}: writing event files") from error
         self._crc32c: Callable[[bytes], int] = crc32c
         self._event: Any = event_pb2.Event
         self.summary: Any = summary_pb2.Summary

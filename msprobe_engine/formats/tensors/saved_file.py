@@ -8,7 +8,7 @@ from typing import Any, cast
 import numpy as np
 
 from msprobe_engine.core.backend import load_backend
-from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, UsageError, needs_extra
 from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.pt_file import read_pt
@@ -55,8 +55,6 @@ def torch_of(files: TensorFiles, name: str) -> Any:
     path = files.source(name).path
     if files.source(name).format == NPY:
         raise UsageError(f"{path}: was saved as a numpy array; load() gives it, torch.from_numpy() makes a torch tensor of it")
-    try:
+    with needs_extra("torch", "torch", "loading a tensor as torch.Tensor"):
         backend = cast(Loader, load_backend("torch"))
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "loading a tensor as torch.Tensor") from None
     return files.load(name, backend)

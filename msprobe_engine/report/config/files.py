@@ -13,10 +13,8 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.distribution import install_command
-from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import guard_writing, write_report
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.findings import finite_json
@@ -42,10 +40,8 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
         SinkError: the directory or a file cannot be written.
     """
     place = Path(directory)
-    try:
+    with guard_writing(place, "name another directory with -o"):
         make_directories(os.fspath(place))
-    except OSError as error:
-        raise SinkError(f"cannot make the directory {one_line(str(place))}: {error.strerror or error}; name another one with -o") from error
     book = place / XLSX
     if not available():
         found.notes.append(NO_XLSX)

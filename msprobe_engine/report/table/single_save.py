@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy.typing as npt
 
-from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
@@ -91,10 +91,8 @@ class SingleComparator:
         rule = Rule(rtol, atol, masks or {}, align)
         rule.check()
         first, second = _keys(dir1), _keys(dir2)
-        try:
+        with guard_writing(output_path):
             make_directories(os.fspath(output_path))
-        except OSError as error:
-            raise SinkError(f"cannot create {output_path}: {error.strerror or error}; name another output directory") from error
 
         def one(key: str) -> tuple[Path, list[list[Cell]]]:
             path = Path(output_path) / f"{key}.{file_format}"

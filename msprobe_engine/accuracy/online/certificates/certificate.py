@@ -11,7 +11,7 @@ from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
-from msprobe_engine.core.errors import MissingExtraError, SettingsError
+from msprobe_engine.core.errors import SettingsError, needs_extra
 from msprobe_engine.core.io.input_files import read_input
 
 if TYPE_CHECKING:
@@ -61,10 +61,8 @@ def require_cryptography() -> None:
     """Raises:
     MissingExtraError: the package is not installed.
     """
-    try:
+    with needs_extra("cryptography", "tls", "certificates (msprobe certs, tls_path)"):
         import cryptography.x509  # noqa: F401
-    except ImportError as error:
-        raise MissingExtraError("cryptography", "tls", "certificates (msprobe certs, tls_path)") from error
 
 
 def read_certificate(path: Path) -> Certificate:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.core.errors import MissingExtraError
+from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.process.garbage_collection import collection_paused
 
 if TYPE_CHECKING:
@@ -37,10 +37,8 @@ def pandas() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    try:
+    with needs_extra("pandas", "compare", "a table of tensors"):
         import pandas as pd
-    except ImportError:
-        raise MissingExtraError("pandas", "compare", "a table of tensors") from None
     return pd
 
 

@@ -31,7 +31,7 @@ import numpy as np
 
 from msprobe_engine.core.backend import load_backend
 from msprobe_engine.core.dtypes import item_size
-from msprobe_engine.core.errors import DumpFormatError, MissingExtraError, SinkError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, SinkError, UsageError, needs_extra
 from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.progress import progress
 from msprobe_engine.core.io.regular_files import make_directories
@@ -262,10 +262,8 @@ _READERS: dict[str, Callable[[Path], Tensor]] = {".bin": read_bin, ".pt": _of_pt
 
 
 def _pt_encoder() -> Callable[[Tensor], bytes]:
-    try:
+    with needs_extra("torch", "torch", "writing .pt files"):
         backend: Any = load_backend("torch")
-    except ImportError:
-        raise MissingExtraError("torch", "torch", "writing .pt files") from None
 
     def encode(tensor: Tensor) -> bytes:
         raw = tensor if isinstance(tensor, Raw) else _raw(tensor)

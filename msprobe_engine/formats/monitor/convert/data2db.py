@@ -18,9 +18,10 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.core.errors import DumpFormatError, SinkError, UnreadableFileError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, UnreadableFileError, UsageError
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.io.regular_files import OddFileError, make_directories
 from msprobe_engine.core.io.sqlite_file import open_database as read_database
@@ -146,10 +147,8 @@ def open_database(directory: Path, name: str, data: Path, options: Options, **mo
         UsageError: another one is there and ``force`` is not set.
         SinkError: it cannot be written.
     """
-    try:
+    with guard_writing(directory, "give another --db"):
         make_directories(str(directory))
-    except OSError as error:
-        raise SinkError(f"{directory}: cannot be created ({error.strerror or error}); give another --db") from error
     path = directory / name
     wanted = {"data": str(data.resolve()), "options": options.state}
     if os.path.lexists(path):

@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import SinkError, UsageError
-from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
@@ -46,13 +46,11 @@ class MergedDumpWriter:
             raise UsageError("--file_type json writes the merged dump of one run; leave the golden run out")
         place = self._place(made.step, made.rank)
         documents = ((layout.DUMP, dump_of(made)), (layout.CONSTRUCT, construct_of(made)), (layout.STACK, stacks_of(made)))
-        try:
+        with guard_writing(place, "name another directory with -o"):
             make_directories(str(place))
             self._made.append(place)
             for name, document in documents:
                 write_file(place / name, [json.dumps(document, indent=1, ensure_ascii=False).encode("utf-8", "surrogatepass")])
-        except OSError as error:
-            raise SinkError(f"{place}: cannot be written ({error.strerror or error}); name another directory with -o") from error
 
     def finish(self) -> list[Path]:
         return [place / name for place in self._made for name in (layout.DUMP, layout.CONSTRUCT, layout.STACK)]
