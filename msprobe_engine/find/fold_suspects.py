@@ -11,6 +11,7 @@ from collections.abc import Hashable, Mapping, Sequence
 from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.world import parallel_of
 
 MOST_SUSPECTS = 20
 """So many are put into words."""
@@ -18,14 +19,8 @@ MOST_SUSPECTS = 20
 
 def stages_of(sides: Mapping[int, DumpTable]) -> dict[int, int]:
     """Rank -> stage of its pipeline, of those that say one. Stages number their layers alike, each from its first one."""
-    found: dict[int, int] = {}
-    for rank, side in sides.items():
-        told = side.header.get("parallel")
-        place = told.get("rank") if isinstance(told, Mapping) else None
-        stage = place.get("pp") if isinstance(place, Mapping) else None
-        if isinstance(stage, int):
-            found[rank] = stage
-    return found
+    places = {rank: parallel_of(side.header, "rank") for rank, side in sides.items()}
+    return {rank: place["pp"] for rank, place in places.items() if "pp" in place}
 
 
 def firsts(places: Sequence[Suspect], stages: Mapping[int, int]) -> list[int]:

@@ -21,6 +21,7 @@ from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.core import names
 from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
+from msprobe_engine.formats.dump.world import parallel_of
 
 EXPERT = re.compile(r"(?P<before>(?:^|.*\.)(?:local_experts|deepspeed_experts|experts))\.(?P<number>\d+)(?=\.|$)")
 """Paths of experts and of what is inside of them, as Megatron, DeepSpeed and most models name them."""
@@ -67,11 +68,8 @@ def groups(sides: Mapping[int, DumpTable]) -> list[list[int]]:
 
 def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
     """(place among the experts, place in the dimensions that do not cut the batch) as the header says."""
-    parallel = side.header.get("parallel")
-    rank = parallel.get("rank") if isinstance(parallel, dict) else None
-    if not isinstance(rank, dict) or not isinstance(rank.get("ep"), int):
-        return None
-    return rank["ep"], tuple(sorted((key, value) for key, value in rank.items() if key in ("tp", "pp", "cp")))
+    rank = parallel_of(side.header, "rank")
+    return (rank["ep"], tuple((axis, rank[axis]) for axis in ("cp", "pp", "tp") if axis in rank)) if "ep" in rank else None
 
 
 def _exchange(side: DumpTable) -> tuple[int, ...]:

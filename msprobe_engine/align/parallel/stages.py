@@ -26,6 +26,7 @@ from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.core import names
 from msprobe_engine.formats.dump.collective_record import RECEIVES, SENDS, Groups, told_by
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
+from msprobe_engine.formats.dump.world import parallel_of
 
 BLIND: Segment = (-1, 0, 0)
 """Passes that are no training."""
@@ -92,7 +93,7 @@ def chunks(side: DumpTable, other: DumpTable) -> int:
     """How many chunks of the model a rank has: a list of models was dumped, so all paths begin with a number; 1 for any other dump."""
     heads, others = _heads(side), _heads(other)
     if heads and all(head.isdecimal() for head in heads):
-        size = (side.header.get("parallel") or {}).get("size", {}).get("vpp")
+        size = parallel_of(side.header, "size").get("vpp")
         if size or not any(head.isdecimal() for head in others):
             return len(heads)
     return 1
@@ -146,11 +147,8 @@ def _say_left_out(stages: Sequence[Stage], notes: list[str]) -> int:
 
 def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
     """(stage, place in all other dimensions) as the header says."""
-    parallel = side.header.get("parallel")
-    rank = parallel.get("rank") if isinstance(parallel, dict) else None
-    if not isinstance(rank, dict) or not isinstance(rank.get("pp"), int):
-        return None
-    return rank["pp"], tuple(sorted((key, value) for key, value in rank.items() if key != "pp" and isinstance(value, int)))
+    rank = parallel_of(side.header, "rank")
+    return (rank.pop("pp"), tuple(sorted(rank.items()))) if "pp" in rank else None
 
 
 def _by_messages(sides: Mapping[int, DumpTable]) -> list[list[int]]:

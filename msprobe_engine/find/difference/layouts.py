@@ -18,6 +18,7 @@ from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
+from msprobe_engine.formats.dump.world import parallel_of
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.propagation import Noise
 
@@ -60,8 +61,7 @@ def _bare(name: str) -> str:
 
 def _say_one_layout(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
     """All ranks of both runs tell the same sizes of the layout."""
-    told = [side.header.get("parallel") for side in (*target.values(), *golden.values())]
-    sizes = [one.get("size") if isinstance(one, Mapping) else None for one in told]
+    sizes = [parallel_of(side.header, "size") for side in (*target.values(), *golden.values())]
     return bool(sizes[0]) and all(size == sizes[0] for size in sizes)
 
 

@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError, TextError
 from msprobe_engine.core.io.input_files import read_input
@@ -35,6 +35,14 @@ _CHOSEN = re.compile(rb'"dumped_ranks": *\[([0-9, \n]*)\]')
 _LOST = re.compile(rb'"lost": *(\{[^{}]{0,8192}\})')
 _DATA = re.compile(rb'"data": *\{')
 _TIMES = re.compile(rb'"run_began": *([0-9]{1,12}(?:\.[0-9]{1,9})?),\s*"step_ended": *([0-9]{1,12}(?:\.[0-9]{1,9})?)\b')
+
+
+def parallel_of(header: Mapping[str, Any], part: str) -> dict[str, int]:
+    """Axis of the parallel layout to the place of the rank (`part` ``rank``) or the number of ranks (``size``); empty where the header of
+    the dump does not say it."""
+    parallel = header.get("parallel")
+    told = parallel.get(part) if isinstance(parallel, Mapping) else None
+    return {str(axis): value for axis, value in told.items() if type(value) is int} if isinstance(told, Mapping) else {}
 
 
 class Times(NamedTuple):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.world import parallel_of
 from msprobe_engine.report.graph.global_suspect import Key, Suspects
 from msprobe_engine.report.graph.nodes.links import Call, Linked, calls_as, link
 from msprobe_engine.report.graph.options import HTML, GraphOptions
@@ -110,9 +111,7 @@ def _coordinates(path: Path, step: int, tables: StepTables) -> dict[str, int]:
     reader = tables.of(step)
     if reader.template(path) is None:
         return {}
-    parallel = reader.read(path).header.get("parallel")
-    rank = parallel.get("rank") if isinstance(parallel, dict) else None
-    return {name: at for name, at in rank.items() if type(at) is int} if isinstance(rank, dict) else {}
+    return parallel_of(reader.read(path).header, "rank")
 
 
 def _telling_apart(told: Collection[Mapping[str, int]]) -> tuple[str, ...]:

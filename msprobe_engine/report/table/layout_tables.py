@@ -22,6 +22,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.formats.dump.world import parallel_of
 from msprobe_engine.measure import distances
 
 
@@ -60,9 +61,7 @@ def _differ(task: Task) -> bool:
 
 def _sizes(path: Path) -> Mapping[str, int]:
     with open_records(path) as records:
-        parallel = records.header.get("parallel")
-    sizes = parallel.get("size") if isinstance(parallel, Mapping) else None
-    return sizes if isinstance(sizes, Mapping) else {}
+        return parallel_of(records.header, "size")
 
 
 def _step(path: Path) -> Path:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import os
 import threading
 from collections.abc import Sequence
 from typing import Any
@@ -93,11 +92,11 @@ class OnlineCalls(DumpPlugin):
 
     def begin(self, model: Any, step: int, rank: int | None) -> None:
         """``start()``."""
-        self._left_out = bool(self._dump.rank) and _rank(rank) not in self._dump.rank
+        self._left_out = bool(self._dump.rank) and (rank or 0) not in self._dump.rank
         if self._over or not self._window.wanted(step, rank) or not self._faults.enabled(PART):
             return
         with self._faults.guard(PART):
-            self._connect(_rank(rank))
+            self._connect(rank or 0)
             assert self._store is not None
             assert self._keeper is not None
             assert self._capture is not None
@@ -235,14 +234,6 @@ class OnlineCalls(DumpPlugin):
 def _patience(online: OnlineSettings) -> float:
     """How long a hook waits for memory while none comes free: longer than a message for room in the queue, which gives memory back."""
     return online.longest_wait + 5.0 if online.policy == BLOCK else 0.0
-
-
-def _rank(rank: int | None) -> int:
-    """Before the process group is there its launcher's word counts."""
-    if rank is not None:
-        return rank
-    said = os.environ.get("RANK", "")
-    return int(said) if said.isdecimal() else 0
 
 
 class CallSink(Sink):
