@@ -65,7 +65,8 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
     if isinstance(value, (str, os.PathLike)):
         value = {"config": os.fspath(value)}
     if not isinstance(value, Mapping):
-        raise SettingsError(f"{where}: {cut(repr(value), 80)} is not allowed; allowed: a settings file, or {{{', '.join(NAMES)}}}")
+        allowed = f"the path of a settings file, or {{{', '.join(NAMES)}}}"
+        raise SettingsError(f"{where}: {cut(repr(value), 80)} is not allowed; allowed: {allowed}")
     for name in value:
         if name not in NAMES:
             near = nearest(name, NAMES)
