@@ -249,6 +249,12 @@ class StepLoop:
                 found.problems += why(self._first, before)
         if self._exact and found.finding == findings.NONE:
             self._count_every_bit()
+        if self._first is not None and all(_lacks_update(one) for one in before.different().walkers.values()):
+            template = (
+                "The calls of the update were not recorded: a wrong factor on the gradients that it is given (clipping) hardly shows in"
+                " what an optimizer like Adam makes of them; at level mix its calls tell."
+            )
+            found.evidence.append(Sentence(template))
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         found.evidence += self._largest.sentences() or ([] if self._first is not None else [equal])  # an argument is no tensor
         found.problems += self._largest.blind
@@ -288,6 +294,12 @@ def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) ->
         if distances.nonfinite(side, np.flatnonzero(rows)).any():
             return True
     return False
+
+
+def _lacks_update(walker: DifferenceWalk) -> bool:
+    """A training whose backward pass was recorded, and none of the optimizer's calls on one side."""
+    trees = walker.target, walker.golden
+    return min(tree.last_backward for tree in trees) >= 0 and any(tree.first_update < 0 for tree in trees)
 
 
 def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:

@@ -67,6 +67,27 @@ def test_harmless(noise: Any, root: Path, request: pytest.FixtureRequest) -> Non
         assert found.finding in ("none", "structure"), found.headline()
 
 
+def test_a_wrong_factor_that_is_said_to_show_is_found(root: Path) -> None:
+    """Where nothing is found, a sentence says which factor on a result would have been: half as much again is named."""
+    golden, healthy, wrong = (root / name for name in ("golden L0", "halves L0", "halves and a factor L0"))
+    dump(golden, SINGLE, lambda _: None, "L0")
+    dump(healthy, SINGLE, plant.two_halves, "L0")
+    found = diagnose(healthy, golden)
+    assert found.finding == "none", found.headline()
+    said = re.search(r"all show one of ([\d.]+);", found.text())
+    assert said, found.text()
+    factor = 1 + 1.5 * (float(said[1]) - 1)
+
+    def off(t: Any) -> None:
+        plant.two_halves(t)
+        t.model.layers[1].mlp.up.register_forward_hook(lambda _module, _given, out: out * factor)
+
+    dump(wrong, SINGLE, off, "L0")
+    first = diagnose(wrong, golden).first_suspect
+    assert first is not None
+    assert first.record == "Module.layers.1.mlp.up.Linear.forward.0"
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(1800)  # dumps and compares some sixty trainings
 @pytest.mark.parametrize("name", list(SETTINGS))

@@ -119,6 +119,7 @@ def _micro_batches(
     rate: float = 1e-3,
     decay: float = 1.0,
     unsummed: bool = False,
+    adds: bool = False,
 ) -> Path:
     """A dump of micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
@@ -131,6 +132,7 @@ def _micro_batches(
         rate: of the update.
         decay: what weights are multiplied by before it; 1.0: no such call.
         unsummed: each rank updates one weight by the gradient of its own micro batches.
+        adds: a gradient is that of all micro batches so far, of one rank.
     """
     number = np.random.default_rng(0)
     made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
@@ -150,7 +152,7 @@ def _micro_batches(
                 known = {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}}
                 data[f"Module.{wrapper}{name}.Linear.forward.{call}"] = known
             for name in reversed("abcdef"):
-                gradient = sum(made[one, name] for one in part) * ranks
+                gradient = sum(made[one, name] for one in (range(part.stop) if adds else part)) * ranks
                 x = tensor(np.concatenate([made[one, name] * ranks for one in part]))
                 data[f"Module.{wrapper}{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
                 own = tensor(gradient * (off if name == "c" else 1.0), "torch.float32")
@@ -195,6 +197,14 @@ def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[
     found = diagnose(run, _micro_batches(tmp_path / "golden", 1, micro[1]))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
     assert (found.finding == "none") == (record is None)
+
+
+@pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.02, "Module.c.Linear.parameters_grad.0")])
+def test_a_gradient_that_is_summed_over_micro_batches_is_no_share(off: float, record: str | None, tmp_path: Path) -> None:
+    """The last micro batch leaves the gradient of the whole step: where those of other weights are right, one that is not is a fault, and
+    no share of a sum whose mean happens to be near."""
+    found = diagnose(_micro_batches(tmp_path / "run", 1, off=off, adds=True), _micro_batches(tmp_path / "golden", 1, 1))
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
 
 
 @pytest.mark.parametrize(

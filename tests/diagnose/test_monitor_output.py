@@ -651,3 +651,20 @@ def test_what_a_monitor_will_write_is_estimated(
     assert found["bytes_per_rank"] == round(nbytes / 8 * 1000)
     assert found["bytes"] == pytest.approx(found["bytes_per_rank"] * found["ranks"], rel=1e-3)
     assert found["fits"] is fits
+
+
+def test_a_shape_that_is_another_one_in_every_step_follows_the_data(tmp_path: Path) -> None:
+    """An expert takes as many tokens as chose it: where that changes from step to step in both runs, the earliest number that differs is
+    named, and not the shape."""
+    for side, sizes, norm in (("run", (5, 7), 2.0), ("golden", (5, 8), 2.5)):
+        place = tmp_path / side / "monitor" / "Dec03_21-34-40-rank0-1a2b3c4d"
+        place.mkdir(parents=True)
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "world_size": 1, "started_unix": 1.0}))
+        head = "vpp_stage,name,step,micro_step,norm,min,max,mean,nans,shape,dtype\n"
+        lines = (f'0,experts.0.input,{step},0,3,-1,2,0.25,0,"[{size},8]",torch.float32\n' for step, size in enumerate(sizes))
+        (place / "actv_0-9.csv").write_text(head + "".join(lines))
+        gradient = f"0,experts.0.weight,0,{norm},-1,2,0.25,0,[8],torch.float32\n"
+        (place / "grad_reduced_0-9.csv").write_text(head.replace("micro_step,", "") + gradient)
+    first = diagnose(tmp_path / "run", tmp_path / "golden").first_suspect
+    assert first is not None
+    assert first.record == "grad_reduced/experts.0.weight"

@@ -52,6 +52,7 @@ class GlobalTensors:
     source: row of the target with a part -> the latest record that gave it out.
     unsummed: rows of the target that an update takes in as parts of a sum; `source` has the record that gave them out.
     apart: rows of the target that the update of a parameter takes in, of which each rank has other numbers though each updates all of it.
+    by_mean: rows of the target that are sums of shares: of these the mean alone was put together, the rest is the golden side's.
     rank: row of the target whose replicas disagree -> rank of the one that is off.
     factor: of all gradients of the pieces; 1.0 when there is none. `sure`: most gradients say so.
     """
@@ -66,6 +67,7 @@ class GlobalTensors:
     rank: dict[int, int] = field(default_factory=dict)
     unsummed: set[int] = field(default_factory=set)
     apart: set[int] = field(default_factory=set)
+    by_mean: set[int] = field(default_factory=set)
     factor: float = 1.0
     sure: bool = False
 
@@ -83,6 +85,7 @@ class GlobalTensors:
         source = {partners[row]: records[op] for row, op in self.source.items() if op in records}
         unsummed = {partners[row] for row in self.unsummed}
         turned = GlobalTensors(self.golden, self.target, structure, producers, made_of, skipped, source, unsummed=unsummed)
+        turned.by_mean = {partners[row] for row in self.by_mean}
         turned.factor, turned.sure = 1 / self.factor, self.sure
         return turned
 

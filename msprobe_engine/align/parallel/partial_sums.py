@@ -202,7 +202,7 @@ class PartialSumTracker:
         wholes = merge_statistics.reduced(ours, 1), merge_statistics.reduced(theirs, 1)
         if wholes[0] is not None and wholes[1] is not None and merge_statistics.distance(wholes[0], wholes[1]) <= self._agrees:
             return None
-        if self._way_of_shares is None or (means := self._means(i, j)) is None:
+        if self._gradients_are_whole or self._way_of_shares is None or (means := self._means(i, j)) is None:
             return None
         k, at, n = self._way_of_shares
         golden = merge_statistics.merged(theirs)
@@ -215,9 +215,20 @@ class PartialSumTracker:
         most = max(len(self._a.pieces), len(self._b.pieces))
         return {1.0, self._whole.factor, *(f for n in range(2, most + 1) for f in (float(n), 1 / n))}
 
+    @cached_property
+    def _gradients_are_whole(self) -> bool:
+        """Gradients of parameters are those of the whole step, once its last micro batch has added its part: what most of them say."""
+        rows = [(i, j) for i, j in self._rows if self._a.first.role[i] == PARAMETERS_GRAD]
+        alike = 0
+        for i, j in rows:
+            mine, theirs = (merge_statistics.reduced(run.members(row, True)[0], 1) for run, row in ((self._a, i), (self._b, j)))
+            if mine is not None and theirs is not None and self._a.first.shape[i] == self._b.first.shape[j]:
+                alike += merge_statistics.distance(mine / self._whole.factor, theirs) <= self._agrees
+        return 2 * alike > len(rows)
+
     def _is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
         """A parameter's gradient of each micro batch by itself: their means add up to that of the whole, which is all there is to see."""
-        if not self._several:
+        if not self._several or (self._a.first.role[i] == PARAMETERS_GRAD and self._gradients_are_whole):
             return False
         means = []
         for run, row in ((self._a, i), (self._b, j)):

@@ -140,6 +140,7 @@ class Unsharder(PartialSumTracker):
         if first.role[i] == PARAMETERS_GRAD and (both := self._means_of_shares(i, j)) is not None:
             self._part(call, i, j, self._a.members(i, True)[0])
             del self._whole.skipped[i]
+            self._whole.by_mean.add(i)
             shape = list(first.shape[i] or ())
             self._put(self._whole.target, i, both[0], shape, 1, self._a, anyway=True)
             self._put(self._whole.golden, j, both[1], shape, 1, self._b, anyway=True)

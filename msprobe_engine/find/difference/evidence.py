@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import NamedTuple
 
 import numpy as np
@@ -16,6 +17,8 @@ from msprobe_engine.measure import coarse_values, factorize
 from msprobe_engine.measure.distances import of_other_precision
 
 _WIDE = "float32"
+_TWICE = 1.0
+"""What a factor of 2 adds."""
 _BLIND = 0.25
 """Part of the modules of a step whose noise may be as large as they are, at which nothing is said of the step: what they are made of was
 not recorded."""
@@ -107,9 +110,11 @@ class LargestAccepted:
         self._where: str = ""
         self._unjudged = 0
         self._blind: str | None = None
+        self._seen: list[str] = []
 
     def add(self, step: int, divergence: Divergence) -> None:
         """Another step."""
+        self._seen = self._seen or _would_be_seen(step, divergence)
         for rank, walk in divergence.walks.items():
             self._unjudged += walk.unjudged
             calls = any(len(kind) == 3 for kind in divergence.walkers[rank].target.kinds)
@@ -136,7 +141,31 @@ class LargestAccepted:
         if self._unjudged:
             template = "{0} records cannot be judged: their terms cancel, and round-off is as large as what is left."
             found.append(Sentence(template, f"{self._unjudged:,}"))
-        return found
+        return [*found, *self._seen] if self.distance else found
+
+
+def _would_be_seen(step: int, divergence: Divergence) -> list[str]:
+    """Which factors on the results of a step are told from round-off; nothing where it moves none, for every bit tells there."""
+    least = np.sort(np.concatenate([walk.least for walk in divergence.different().walks.values()] or [np.zeros(0)]))
+    told = least[least <= _TWICE]
+    if not len(told):
+        return []
+    most = f"{1 + told[-1]:.{_digits(told[-1])}f}"
+    half = f"{1 + told[len(told) // 2]:.{_digits(told[len(told) // 2])}f}"
+    head = Sentence("Of {0} results that round-off moves in step {1}", f"{len(least):,}", step)
+    if len(told) == len(least):
+        template = "{0}, half show a wrong factor of {1} on one of them and all show one of {2}; a smaller one passes for round-off."
+        return [Sentence(template, head, half, most)]
+    template = (
+        "{0}, {1} show no wrong factor below 2 (of sums the mean alone is known, or terms cancel); of the others half show one of"
+        " {2} and all show one of {3}; a smaller one passes for round-off."
+    )
+    return [Sentence(template, head, f"{len(least) - len(told):,}", half, most)]
+
+
+def _digits(number: float) -> int:
+    """So many digits behind the point show two figures of a number."""
+    return max(1, 1 - math.floor(math.log10(number))) if 0 < number < 1 else 1
 
 
 _STATISTICS = ("Max", "Min", "Mean", "Norm")

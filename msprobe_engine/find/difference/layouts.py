@@ -84,7 +84,7 @@ class PieceWalker(DifferenceWalk):
     one_layout = False
 
     def __init__(self, whole: GlobalTensors) -> None:
-        self.whole = whole
+        self.whole, self.by_mean = whole, whole.by_mean
         tree = Tree(whole.target)
         tree.producers = whole.producers
         super().__init__(tree, Tree(whole.golden), whole.structure)
@@ -194,6 +194,9 @@ def said(found: Divergence) -> list[str]:
         if whole.factor != 1.0:
             template = "The gradients are {0} times the golden run's until they are averaged; that was taken out."
             lines.append(Sentence(template, f"{whole.factor:g}"))
+        if whole.by_mean:
+            template = "Of {0} gradients, of which each rank or micro batch has its share, the mean alone was compared."
+            lines.append(Sentence(template, f"{len(whole.by_mean):,}"))
         reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.reasons().items()))
         if reasons:
             lines.append(Sentence("Not compared: {0}.", reasons))

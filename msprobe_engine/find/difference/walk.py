@@ -15,7 +15,7 @@ through a network is carried along (`noise.carried`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
@@ -56,6 +56,7 @@ class Walk:
         largest: largest accepted distance: what round-off amounted to; largest_at: the pair of rows, -1 for none.
         unjudged: records that are round-off themselves, and differ by so much that no fault can be told from it.
         blurred: records whose noise is as large, whatever they differ by.
+        least: of each result that round-off may move, the smallest factor (beyond 1) that is told from it (`noise.notes`).
         end: noise of the last records.
     """
 
@@ -67,6 +68,7 @@ class Walk:
     largest_at: int = -1
     unjudged: int = 0
     blurred: int = 0
+    least: Floats = field(default_factory=lambda: np.zeros(0))
     end: Noise = NONE
 
 
@@ -85,10 +87,12 @@ class DifferenceWalk:
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         finished: records of the target that make of a result what a single call of the golden side gives.
         scale: of the loss, as many times the golden run's; it is taken out.
+        by_mean: rows of the target of which the mean alone was compared.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
     one_layout = True
+    by_mean: Set[int] = frozenset()
     other_update = False
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
@@ -270,6 +274,7 @@ class DifferenceWalk:
                 made[parent] = max(made[parent], inside)
                 parent = parents[parent]
         found.end = carried.end
+        found.least = carried.smallest_factors()
         found.origins, found.aside = (
             [one for one in some if one.kind not in (TAKEN, RESULT, ARGUMENT) or not bookkeeping.comes_to_nothing(self, one.op)]
             for some in (found.origins, found.aside)

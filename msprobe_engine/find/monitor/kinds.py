@@ -24,8 +24,9 @@ _STATES = ("exp_avg", "exp_avg_sq", "opt_state")
 
 def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str], list[Suspect]]:
     """Tensors with another shape that are not cut otherwise (`cut_otherwise`), in the order of execution; what is to be said of data
-    types; and the first activation, or state of an optimizer, of another one. Of tensors whose shape is another one from step to step all
-    shapes count. Nothing where the files of a run do not say: a trend data base has neither."""
+    types; and the first activation, or state of an optimizer, of another one. A tensor whose shape in both runs is another one from step
+    to step (tokens of an expert) follows the data: its numbers tell. Nothing where the files of a run do not say: a trend data base has
+    neither."""
     shapes: list[tuple[tuple[int, ...], Suspect]] = []
     types: dict[tuple[str, str], list[str]] = {}
     computed: list[tuple[tuple[int, ...], Suspect]] = []
@@ -38,7 +39,8 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
                 mine, theirs = (
                     [" or ".join(sorted({getattr(k, f) for k in ks} - {""})) for f in _FACTS] for ks in (kinds, others.get(key, ()))
                 )
-                if all((mine[0], theirs[0])) and mine[0] != theirs[0] and (rank, family, key) not in cut:
+                varies = all(len({kind.shape for kind in ks}) > 1 for ks in (kinds, others.get(key, ())))
+                if all((mine[0], theirs[0])) and mine[0] != theirs[0] and not varies and (rank, family, key) not in cut:
                     step = steps.get(key, 0)
                     shapes.append(((step, *order_in_step(family, key, at), rank), _suspect(rank, step, family, key, mine[0], theirs[0])))
                 if all((mine[1], theirs[1])) and mine[1] != theirs[1]:

@@ -150,9 +150,11 @@ class CarriedNoise(IncomingNoise):
         self.sharp[pair] = element <= roundoff.JUDGED
         if self.sharp[pair]:
             self.ratio[pair] = self._times(pair, element, whole, bias, limit, behind)
+            self.least[pair] = self._smallest_factor(pair, element, whole, bias, limit)
         else:  # as much noise as can be judged makes a smaller difference, or does not
             most = min(whole, roundoff.JUDGED * seen.share[pair])
             self.judged[pair] = self._times(pair, roundoff.JUDGED, most, bias, limit, behind) <= 1
+            self.least[pair] = math.inf
         if not self._parted:
             self.alone[pair] = self.ratio[pair]
         else:

@@ -246,7 +246,9 @@ class IncomingNoise(NoiseNotes):
         unit = seen.unit[pair]
         if not walker.one_layout and walker.side.op[row] > walker.target.last_backward:
             unit = max(unit, self._of_backward)
-        noise, clean = bridged or ((read, read) if leaf and self._start is None else self._unrecorded(unit, -1 if leaf else row))
+        handed_on = None if bridged or leaf else self._handed_on(pair, unit)
+        unknown = (read, read) if leaf and self._start is None else handed_on or self._unrecorded(unit, -1 if leaf else row)
+        noise, clean = bridged or unknown
         if leaf and self._start is not None:
             moved = walker.update_noise(self._start)
             noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
@@ -264,6 +266,23 @@ class IncomingNoise(NoiseNotes):
         if self.ratio[pair] > 1:
             return found, Noise(clean.element, clean.whole, clean.element * seen.rms[pair])
         return found, found
+
+    def _handed_on(self, pair: int, unit: float) -> tuple[Noise, Noise] | None:
+        """Of what the golden side takes in as one of its records gave it out: the noise of that result, however the target comes to what it
+        takes in. None: no record of both sides gave it out."""
+        walker, golden = self._walker, self._walker.golden
+        row, other = walker.rows[pair]
+        lost = golden.producers.get(other)
+        op = -1 if lost is None else walker.back.get(lost, -1)
+        if not 0 <= op < walker.side.op[row]:
+            return None
+        numbers = golden.side.stats[other].tobytes()
+        for at in walker.span_of(op):
+            given, theirs = walker.rows[at]
+            if self._role[given] == OUTPUT and walker.measured.known[at] and golden.side.stats[theirs].tobytes() == numbers:
+                note = self._notes.get(given, NONE)
+                return grown(note, unit, 1.0), grown(self._clean.get(given, note), unit, 1.0)
+        return None
 
     def _behind(self, at: int, inputs: list[Operand], clean: list[Operand]) -> tuple[list[Operand], list[Operand]]:
         """What autograd has kept of the way forward; gradients that a module's calls took in are added to what goes in."""

@@ -66,6 +66,8 @@ class NoiseNotes:
         ratio, alone: one per pair of rows, see `noise.carried`.
         sharp: one per pair of rows: noise is small enough to tell a fault from it.
         judged: likewise: it is, or the rows differ by no more than so much noise explains.
+        least: one per pair of rows that are results: the smallest f for which 1 + f times the tensor is told from round-off, infinite where
+            none is; 0 of what is no result with noise.
         explained: pairs of rows that are arguments, numbers that differ by round-off.
         quiet: all rows so far were the same to the last bit.
     """
@@ -75,7 +77,7 @@ class NoiseNotes:
         self._seen: Seen | None = None
         pairs = len(walker.rows)
         self.ratio, self.alone = [0.0] * pairs, [0.0] * pairs
-        self.sharp, self.judged = [True] * pairs, [True] * pairs
+        self.sharp, self.judged, self.least = [True] * pairs, [True] * pairs, [0.0] * pairs
         self.explained: set[int] = set()
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}
@@ -144,18 +146,37 @@ class NoiseNotes:
                     found[key] = largest((found.get(key, NONE), self._notes.get(row, largest(came_in))))
         return found
 
+    def smallest_factors(self) -> npt.NDArray[np.float64]:
+        """`least` of the results that have noise."""
+        least = np.array(self.least)
+        return np.asarray(least[least > 0])
+
+    def _limits(self, pair: int, element: float, whole: float, bias: float, limit: float) -> tuple[float, float, float]:
+        """By how much round-off may move the norm, the mean and the extremes of a tensor."""
+        rest = bias + element * element / 2 + roundoff.FLOOR
+        norm = limit * (math.hypot(whole, element * self.seen.share[pair]) + rest)
+        mean = limit * (math.hypot(whole, element / math.sqrt(self.seen.count[pair])) + rest)
+        return norm, mean, limit * (element + roundoff.FLOOR)
+
+    def _smallest_factor(self, pair: int, element: float, whole: float, bias: float, limit: float) -> float:
+        """See `least`: a factor moves the norm and the extremes by as much as it differs from 1, the mean by its part of the elements."""
+        norm, mean, single = self._limits(pair, element, whole, bias, limit)
+        average = self.seen.average[pair] / self.seen.rms[pair]
+        by_mean = mean / average if average else math.inf
+        if self._walker.rows[pair][0] in self._walker.by_mean:
+            found = by_mean
+        else:
+            found = min(norm, by_mean, single) if self.seen.count[pair] > 1 else norm
+        return found if self._measured is None else max(found, self._measured[pair])
+
     def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> float:
         """How many times what round-off may do; `behind`: noise of elements that no mask covers."""
         seen = self.seen
         if not seen.moved(pair):
             return 0.0
-        rest = bias + element * element / 2 + roundoff.FLOOR
-        count = seen.count[pair]
-        norm = limit * (math.hypot(whole, element * seen.share[pair]) + rest)
+        norm, mean, single = self._limits(pair, element, whole, bias, limit)
         found: list[float] = [seen.norm[pair] / norm]
-        if count > 1:
-            mean = limit * (math.hypot(whole, element / math.sqrt(count)) + rest)
-            single = limit * (element + roundoff.FLOOR)
+        if seen.count[pair] > 1:
             found += [seen.mean[pair] / mean, seen.element[pair] / single]
             if seen.elements[pair]:  # those that no mask covers
                 visible = limit * (max(element, behind) + roundoff.FLOOR)
