@@ -15,15 +15,18 @@ import pytest
 from frames_of_lists import frame_of
 
 from msprobe_engine.align.sources import pair_paths
+from msprobe_engine.cli.options.inputs import warn_same_files
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.statistics import histograms
 from msprobe_engine.find.detect import kind_of
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.find.opened import open_path
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.ring_file import append_step, ring_file, steps_of
+from msprobe_engine.formats.monitor.convert.data2db import data2db
 from msprobe_engine.formats.run.overview import look
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.files import append_lines, rank_file
@@ -126,6 +129,10 @@ def test_steps_in_one_file_and_in_a_file_each_are_read_alike(tmp_path: Path, fra
             found += [(step, rank, dump.load(step, rank)) for step in dump.steps for rank in dump.ranks(step)]
             found += [(task.target, task.step, task.rank, task.size) for task in pair_paths(tmp_path / place, tmp_path / place).tasks]
             found += [missing_steps(dump), *(missing_ranks(dump, step) for step in dump.steps)]
+            found.append(warn_same_files(tmp_path / place, tmp_path / place))
+        found += [look(tmp_path / "step4").text(), repr(open_path(tmp_path / places[-1]))]
+        (made,) = data2db(tmp_path / f"db{len(list(tmp_path.glob('db*')))}", tmp_path / "step4", "dump")
+        found += [made.rows, made.problems]
         return [str(one) for one in found]
 
     packed = told()
@@ -139,6 +146,30 @@ def test_steps_in_one_file_and_in_a_file_each_are_read_alike(tmp_path: Path, fra
             file.write_bytes(text[start:stop])
     assert packed == told()
     assert sum("DumpedTensor" in one for one in packed) == 6 + 2 + 1 + 1
+
+
+def test_what_takes_the_place_of_kept_steps(tmp_path: Path, frame: Any, alert: Any) -> None:
+    """A directory without a dump takes nothing away from what the ring had kept; a dump in it counts, and is listed once. A file that a
+    killed run has only created is said, and with exit code 3 where the directory is listed. What rings hold is the same through a link."""
+    for name in ("a", "b"):
+        write(tmp_path / name, frame, alert, 0, world=1)
+    place = tmp_path / "a/step5/rank0"
+    place.mkdir(parents=True)
+    assert open_dump(tmp_path / "a").ranks(5) == [0]
+    assert len(read_side(place / "dump.json")) == 2
+    assert "step 5: rank0\n" in look(tmp_path / "a").text() + "\n"
+    (place / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L0", "data": {}}))
+    assert len(read_side(place / "dump.json")) == 0
+    assert "step 5: rank0\n" in look(tmp_path / "a").text() + "\n"
+    assert not warn_same_files(tmp_path / "a/step4", tmp_path / "b/step4")
+    ring_file(tmp_path / "b", 0).unlink()
+    ring_file(tmp_path / "b", 0).symlink_to(ring_file(tmp_path / "a", 0))
+    assert warn_same_files(tmp_path / "a/step4", tmp_path / "b/step4")
+    assert not warn_same_files(tmp_path / "a/step4", tmp_path / "b/step3")
+    ring_file(tmp_path / "a", 1).touch()
+    (said,) = missing_steps(open_dump(tmp_path / "a/step4"))
+    assert f"{ring_file(tmp_path / 'a', 1)}: is empty" in said
+    assert look(tmp_path / "a").lost == [said]
 
 
 def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:

@@ -30,9 +30,19 @@ def _are_same(one: Path, other: Path) -> bool:
 
 def _is_same(one: Path, other: Path) -> bool:
     try:
+        if not one.exists() and not other.exists():
+            return _are_kept_in_same(one, other)
         return os.path.samefile(one, other) or (one.is_dir() and other.is_dir() and _holds_same(one, other))
     except (OSError, ValueError):  # a side that is not there, or can be none, is a matter of its reader
         return False
+
+
+def _are_kept_in_same(one: Path, other: Path) -> bool:
+    """Paths of steps that the rings of incidents had kept, see `formats.dump.ring_file`: no file of these names is there."""
+    from msprobe_engine.formats.dump.ring_file import holders
+
+    here, there = holders(one), holders(other)
+    return bool(here) and here.keys() == there.keys() and all(os.path.samefile(file, there[name]) for name, file in here.items())
 
 
 def _holds_same(one: Path, other: Path) -> bool:

@@ -81,14 +81,19 @@ def find_ranks(path: Path) -> Found:
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
     elif ranks := _ranks(listing := _listing(path)):
         step = layout.step_of(path.resolve().name)
-        found[step] = {**kept_at(path).get(step or 0, {}), **ranks}
+        found[step] = _with_kept(ranks, kept_at(path).get(step or 0, {}))
     else:
         for name, child in listing.items():
             if (step := layout.step_of(name)) is not None:
                 found[step] = {name: None} if child is None else _ranks(_listing(child))
         for step, kept in ranks_in(path).items():
-            found[step] = {**kept, **found.get(step, {})}
+            found[step] = _with_kept(found.get(step, {}), kept)
     return {step: ranks for step, ranks in found.items() if ranks}
+
+
+def _with_kept(ranks: Mapping[str, Path | None], kept: Mapping[str, Path]) -> dict[str, Path | None]:
+    """A directory without a dump takes nothing away from what the ring had kept."""
+    return {**ranks, **kept, **{name: place for name, place in ranks.items() if place is not None}}
 
 
 def _below(children: Sequence[Path]) -> str:

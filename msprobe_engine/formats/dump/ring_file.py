@@ -14,12 +14,16 @@ a file (earlier versions wrote one for each step) it counts.
 
 from __future__ import annotations
 
+import contextlib
+import functools
 import os
 import re
+import time
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
+from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input, open_part, read_opened
 from msprobe_engine.core.io.output_files import write_all
@@ -27,11 +31,13 @@ from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 
-_NAME = re.compile(r"ring_rank(\d{1,9})\.steps", re.ASCII)
+_NAME = re.compile(r"ring_rank(0|[1-9]\d{0,8})\.steps", re.ASCII)
 _MARK = b"#msprobe step "
 _HEAD = re.compile(rb"#msprobe step (\d{1,18}), (\d{1,18}) bytes\n")
 _LONGEST_HEAD = 80
-_BLOCK = 1 << 20
+_FIRST_BLOCK, _BLOCK = 1 << 12, 1 << 20
+_SETTLED_NS = 2_000_000_000
+"""A file whose time is older than this would have another one after a write, however coarse the clock of the file system."""
 
 
 def ring_file(directory: Path, rank: int) -> Path:
@@ -73,32 +79,54 @@ def kept_at(path: Path) -> dict[int, dict[str, Path]]:
     """The same of the path that a step or a rank in it would have as a directory of its own."""
     directory = path if layout.step_of(path.name) is not None else path.parent
     step = layout.step_of(directory.name)
-    if step is None or not directory.parent.is_dir():
-        return {}
-    ranks = ranks_in(directory.parent).get(step, {})
+    ranks: dict[str, Path] = {}
+    if step is not None and directory.parent.is_dir():
+        with contextlib.suppress(DumpFormatError):  # nobody asked for what is above; it need not be readable
+            ranks = ranks_in(directory.parent).get(step, {})
     chosen = {name: place for name, place in ranks.items() if path in (directory, place)}
-    return {step: chosen} if chosen else {}
+    return {step: chosen} if step is not None and chosen else {}
+
+
+def holders(path: Path) -> dict[str, Path]:
+    """The steps and ranks of a ring, each with the ring's file: of the path that a step, a rank in it or its dump.json would have."""
+    place = path.parent if path.name == layout.DUMP else path
+    return {f"{step}/{name}": holder_of(one / layout.DUMP) for step, ranks in kept_at(place).items() for name, one in ranks.items()}
 
 
 def steps_of(path: Path) -> dict[int, tuple[int, int]]:
     """Step to the first byte of it and the one behind it; empty where the file cannot be read."""
     try:
-        with open_input(path) as file:
-            return {step: (start, stop) for step, _, start, stop in _steps(file.fileno())}
+        found = path.stat()
+        settled = time.time_ns() - found.st_mtime_ns > _SETTLED_NS
+        return _settled_steps(path, found.st_ino, found.st_size, found.st_mtime_ns) if settled else _read_steps(path)
     except OSError:
         return {}
 
 
+@functools.lru_cache(maxsize=1024)
+def _settled_steps(path: Path, *_: int) -> dict[int, tuple[int, int]]:
+    """Kept, for each of these steps is asked for by its own path."""
+    return _read_steps(path)
+
+
+def _read_steps(path: Path) -> dict[int, tuple[int, int]]:
+    with open_input(path) as file:
+        return {step: (start, stop) for step, _, start, stop in _steps(file.fileno())}
+
+
 def damages_in(directory: Path) -> list[str]:
-    """Sentences about files of which a step may be lost with its number."""
+    """Sentences about files of which a step may be lost with its number; none of what is no directory."""
     found: list[str] = []
-    for _, path in ring_files(directory):
+    for _, path in ring_files(directory) if directory.is_dir() else ():
         try:
             with open_input(path) as file:
-                stray = os.fstat(file.fileno()).st_size - sum(stop - begin for _, begin, _, stop in _steps(file.fileno()))
+                size = os.fstat(file.fileno()).st_size
+                stray = size - sum(stop - begin for _, begin, _, stop in _steps(file.fileno()))
         except OSError as error:
             found.append(Sentence("{0}: cannot be read ({1}); check owner and mode. Its steps are left out", path, str(error.strerror)))
             continue
+        if not size:
+            found.append(Sentence("{0}: is empty (killed? disk full?); the steps that this rank had kept are lost", path))
         if stray:
             template = "{0}: is damaged: {1} bytes of it belong to no step that can be told, and steps may be missing"
             found.append(Sentence(template, path, f"{stray:,}"))
@@ -174,13 +202,13 @@ def _steps(descriptor: int) -> Iterator[tuple[int, int, int, int]]:
 
 def _next(descriptor: int, at: int, size: int) -> int:
     """Where the next line of a step begins, from a byte on; behind the file where there is none."""
-    sought, at = b"\n" + _MARK, max(0, at - 1)
+    sought, at, length = b"\n" + _MARK, max(0, at - 1), _FIRST_BLOCK  # damaged lines may be near each other
     while at < size:
-        block = os.pread(descriptor, _BLOCK, at)
+        block = os.pread(descriptor, length, at)
         place = block.find(sought)
         if place >= 0:
             return at + place + 1
         if len(block) <= len(sought):
             break
-        at += len(block) - len(sought)
+        at, length = at + len(block) - len(sought), _BLOCK
     return size + 1

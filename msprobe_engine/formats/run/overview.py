@@ -21,7 +21,7 @@ from msprobe_engine.core.text.words import many, size
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import all_of_earlier_runs, counts_of
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.ring_file import ring_files, steps_of
+from msprobe_engine.formats.dump.ring_file import damages_in, kept_at, ranks_in, size_of_step_file
 from msprobe_engine.formats.dump.world import lost_parts
 from msprobe_engine.formats.dump.writing import packed_files
 from msprobe_engine.formats.monitor.listing import Listing, list_monitor
@@ -157,10 +157,14 @@ def look(root: Path) -> Overview:
         UsageError: `root` is no directory.
         NothingCapturedError: nothing in it is of a kind that we write.
     """
-    if not root.is_dir():
+    kept = kept_at(root)
+    if not root.is_dir() and not kept:
         what = "is no directory" if root.exists() else "there is no such file or directory"
         raise UsageError(f"{root}: {what}; give the output_dir of a run")
     out = Overview(root, latest=_latest(root))
+    for step, places in kept.items():
+        for at_rank in places.values():
+            _add_kept(out, ".", step, at_rank)
     for at, directories, files in os.walk(root):
         here = Path(at)
         place = here.relative_to(root).as_posix()
@@ -172,7 +176,11 @@ def look(root: Path) -> Overview:
             directories.clear()
         if "incident.json" in files:
             out.incidents.append((place, _read(here / "incident.json")))
-        _ring(here, place, out)
+        if any(name.startswith("ring_") for name in files):
+            for step, places in ranks_in(here).items():
+                for at_rank in places.values():
+                    _add_kept(out, place, step, at_rank)
+            out.lost += damages_in(here)
         if layout.step_of(here.name) is not None:
             _step(here, directories, place, out)
             directories.clear()
@@ -242,16 +250,17 @@ def _step(here: Path, directories: list[str], place: str, out: Overview) -> None
         _add(out, parent or ".", step, here, ranks)
 
 
-def _ring(here: Path, place: str, out: Overview) -> None:
-    """The steps of an incident's ring, of which no rank has a directory."""
-    for rank, file in ring_files(here):
-        for step, (start, stop) in sorted(steps_of(file).items()):
-            above, name = here / f"step{step}", f"rank{rank}"
-            _add(out, place, step, above, [RankDump(name, (layout.DUMP,), 0, False, stop - start, lost=_lost(above / name))])
+def _add_kept(out: Overview, place: str, step: int, rank: Path) -> None:
+    """A step of an incident's ring, unless the rank has a directory for it, which `_rank` describes."""
+    if not rank.is_dir():
+        found = RankDump(rank.name, (layout.DUMP,), 0, False, size_of_step_file(rank / layout.DUMP), lost=_lost(rank))
+        _add(out, place, step, rank.parent, [found])
 
 
 def _add(out: Overview, place: str, step: int, above: Path, ranks: list[RankDump]) -> None:
-    out.dumps.setdefault(place, {}).setdefault(step, []).extend(ranks)
+    there = out.dumps.setdefault(place, {}).setdefault(step, [])
+    there.extend(ranks)
+    there.sort(key=lambda rank: _rank_order(rank.name))
     template = "{0}: the run could not keep everything: {1}"
     out.lost += [Sentence(template, above / rank.name, rank.lost) for rank in ranks if rank.lost]
 
@@ -269,12 +278,13 @@ def _rank(here: Path) -> RankDump:
         packed = packed_files.INDEX in inside or any(name.endswith(".safetensors") for name in inside)
         tensors = _packed_names(here / layout.TENSORS / packed_files.INDEX) if packed else len(inside)
     unsaved = _read(here / layout.NOT_SAVED).get("not_saved") if layout.NOT_SAVED in names else None
+    kept = 0 if layout.DUMP in names else size_of_step_file(here / layout.DUMP)
     return RankDump(
         here.name,
-        tuple(name for name in _JSON if name in names),
+        tuple(name for name in _JSON if name in names or (kept and name == layout.DUMP)),
         tensors,
         layout.MARKER in names,
-        nbytes + tensor_bytes,
+        nbytes + tensor_bytes + kept,
         tensor_bytes,
         packed,
         len(unsaved) if isinstance(unsaved, list) else 0,

@@ -25,6 +25,7 @@ from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.io.regular_files import OddFileError, make_directories
 from msprobe_engine.core.io.sqlite_file import open_database as read_database
+from msprobe_engine.formats.dump.ring_file import kept_at
 from msprobe_engine.formats.monitor.reader import Run, Table, open_run
 from msprobe_engine.formats.monitor.reader_csv import families_of
 from msprobe_engine.formats.monitor.run_layout import scan
@@ -120,7 +121,7 @@ def data2db(db: Path | str, data: Path | str, kind: str = "auto", options: Optio
     target, source = Path(db), Path(data)
     if kind not in FORMATS:
         raise UsageError(f"format is {kind!r}; allowed: {', '.join(FORMATS)}")
-    if not source.is_dir() and not (kind != "dump" and source.is_file()):
+    if not source.is_dir() and not (kind != "dump" and source.is_file()) and not kept_at(source):
         raise UsageError(f"{source}: no such directory; give what --data should read")
     done, reasons = [], []
     for name, convert in (("dump", dump2db), ("monitor", monitor2db)):
