@@ -47,8 +47,13 @@ class Block(torch.nn.Module):
         if "classed" in way:
             self.act = NewGELUActivation() if "newer" in way else GELUActivation()
         self.norm, self.up, self.down = torch.nn.LayerNorm(32), torch.nn.Linear(32, 64), torch.nn.Linear(64, 32)
+        self.signed = "signed" in way
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
+        if self.signed:
+            sign = torch.full((32,), 2.0, dtype=x.dtype)
+            sign[:] = 1.0
+            return x * sign + self.down(self.act(self.up(self.norm(x))))
         return x + self.down(self.act(self.up(self.norm(x))))
 
 
@@ -268,6 +273,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("bf16 gated cast twice backwards", "bf16 gated", 1, "in another order"),
         ("autocast gated scaled before", "autocast gated scaled", 1, ""),
         ("bf16 looking chosen", "bf16 looking", 1, ""),
+        ("autocast signed", "autocast", 1, ""),
         ("rate of one element", "plain", 1, ""),
         ("plain read back", "plain", 1, ""),
         ("compiled L0", "plain L0", 1, ""),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections import Counter
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Set
 
 from msprobe_engine.align.calls.call_tree import FOREACH, FUSED, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
@@ -54,7 +54,9 @@ def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool
         tree, records: the calls of the side that has them.
         replaced: the other side has some alone as well.
     """
+    known = set(records)
     calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op) and not _leaves_all(tree, op)]
+    calls = [op for op in calls if not _writes_into_own(tree, op, known)]
     products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
     return products or any(_speaks(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
 
@@ -80,6 +82,13 @@ def _leaves_all(tree: Tree, op: int) -> bool:
     side, rows = tree.side, tree.side.rows(op)
     taken, given = next(iter(tree.tensors_in(op)), -1), next((row for row in rows if side.role[row] == OUTPUT), -1)
     return taken >= 0 <= given and _changes(tree.kinds[op][-1]) and side.stats[taken].tobytes() == side.stats[given].tobytes()
+
+
+def _writes_into_own(tree: Tree, op: int, records: Set[int]) -> bool:
+    """A call in place, which draws nothing, of a tensor that another of the records has made: who uses it tells."""
+    api = tree.kinds[op][-1]
+    written = next(iter(tree.tensors_in(op)), -1)
+    return _changes(api) and not any(word in api for word in _RANDOM) and tree.producers.get(written) in records
 
 
 def _changes(api: str) -> bool:
