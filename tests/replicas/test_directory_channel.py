@@ -58,8 +58,15 @@ def test_looks_of_a_group_have_a_bound(tmp_path: Path) -> None:
     channels = pair(tmp_path, (0, 1))
     channels[1].ranks = list(range(10_240))
     assert channels[1]._pause() == pause_of(10_240)
+    send(channels[1], 0, [1, 2, 3], [])
+    time.sleep(0.2)  # it has written its file, and pauses for half a minute
+    send(channels[0], 0, [1, 2, 3], [])
+    wait(channels[:1])
+    assert channels[1].under_way
     channels[1].hurry()
     assert channels[1]._pause() == LONGEST_AT_END
+    wait(channels[1:], 4 * LONGEST_AT_END)
+    assert channels[1].idle
     for channel in channels:
         channel.close()
 

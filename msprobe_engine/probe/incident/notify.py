@@ -182,10 +182,13 @@ class _ThreadedNotifier:
             except Exception as error:
                 self._failures += 1
                 if self._failures >= GIVE_UP_AFTER and not self.failed:
-                    self.failed = f"{type(error).__name__}: {error}"
-                    _log.error("incidents are no longer announced between ranks, training goes on: %s", self.failed)
+                    self._give_up(error)
             finally:
                 done.set()
+
+    def _give_up(self, error: Exception) -> None:
+        self.failed = f"{type(error).__name__}: {error}"
+        _log.error("incidents are no longer announced between ranks, training goes on: %s", self.failed)
 
 
 class StoreNotifier(_ThreadedNotifier):
@@ -237,8 +240,12 @@ class DirectoryNotifier(_ThreadedNotifier):
     def __init__(self, directory: Path, patience: float = PATIENCE_SECONDS) -> None:
         super().__init__(patience)
         self._directory = directory
-        make_directories(str(directory))
-        self._earlier = frozenset(self._names())
+        self._earlier: frozenset[str] = frozenset()
+        try:
+            make_directories(str(directory))
+            self._earlier = frozenset(self._names())
+        except OSError as error:
+            self._give_up(error)
         self._seen = set(self._earlier)
 
     def _names(self) -> list[str]:
@@ -264,6 +271,9 @@ class DirectoryNotifier(_ThreadedNotifier):
             try:
                 out.append(read_input(self._directory / name, MAX_BYTES, follow=False))
             except OSError as error:
+                if error.errno in (errno.ESTALE, errno.ENOENT):  # another rank has just replaced it by its own: the next look has that one
+                    self._seen.discard(name)
+                    continue
                 if not isinstance(error, OddFileError) and error.errno != errno.EFBIG:
                     raise
                 _log.warning("%s is no event of another rank: %s; it is left out", self._directory / name, error.strerror)

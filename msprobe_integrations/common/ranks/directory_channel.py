@@ -147,7 +147,9 @@ class DirectoryChannel:
 
     def hurry(self) -> None:
         """The end of the run waits: ranks that have never answered are waited for a little only."""
-        self._absent_at = self._absent_at or time.monotonic() + ABSENT_AT_END
+        if not self._absent_at:
+            self._absent_at = time.monotonic() + ABSENT_AT_END
+            self._wake.set()  # from a pause that may be longer than the end of the run waits
 
     def close(self, why: str = CLOSED) -> None:
         """Take it apart; does not wait for ranks that do not answer.
