@@ -40,9 +40,9 @@ def find_run_before(settings: ProbeSettings) -> str:
                     found.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path, pack))
     program = _program_in(Path(settings.config_check.path or Path(here, NAME))) if found else ""
     for _, run, pack in sorted(found, reverse=True)[:_MOST_READ]:
-        if program and _program_in(pack) == program:
+        if one_line(run) == run and program and _program_in(pack) == program:  # others cannot be typed
             path = os.path.relpath(run)
-            return one_line(path if not path.startswith("..") else run)
+            return run if path.startswith(("..", "-")) else path
     return ""
 
 

@@ -187,6 +187,18 @@ def test_a_run_of_another_program_is_no_partner(script: str | None, tmp_path: Pa
     assert f"diagnose {tmp_path}/now {tmp_path}/older  #" in closing.text([], {})
 
 
+def test_the_run_offered_can_be_typed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that begins as an option is given as a whole path; one with a line break is not offered."""
+    monkeypatch.chdir(tmp_path)
+    for run in ("now", "-before", "two\nlines"):
+        (tmp_path / run / "dump/step0").mkdir(parents=True)
+        pack(tmp_path / run / "config_check_pack.zip")
+    os.utime("-before/dump", (1, 1))
+    closing = words(Path("now"), dump=True)
+    closing.on_frame(frame(0), [])
+    assert f"diagnose now {tmp_path}/-before  #" in closing.text([], {})
+
+
 def test_slow_down_is_measured_against_the_steps_that_nobody_looked_at(tmp_path: Path) -> None:
     """Where there are enough of both; the first steps of a run are slow for other reasons."""
     closing = words(tmp_path, monitor={"interval": 2})
