@@ -149,8 +149,9 @@ def test_steps_in_one_file_and_in_a_file_each_are_read_alike(tmp_path: Path, fra
 
 
 def test_what_takes_the_place_of_kept_steps(tmp_path: Path, frame: Any, alert: Any) -> None:
-    """A directory without a dump takes nothing away from what the ring had kept; a dump in it counts, and is listed once. A file that a
-    killed run has only created is said, and with exit code 3 where the directory is listed. What rings hold is the same through a link."""
+    """A directory without a dump takes nothing away from what the ring had kept; a dump in it counts, and is listed once. They hold no
+    other file. A file that a killed run has only created is said, and with exit code 3 where the directory is listed. What rings hold is
+    the same through a link."""
     for name in ("a", "b"):
         write(tmp_path / name, frame, alert, 0, world=1)
     place = tmp_path / "a/step5/rank0"
@@ -166,6 +167,10 @@ def test_what_takes_the_place_of_kept_steps(tmp_path: Path, frame: Any, alert: A
     ring_file(tmp_path / "b", 0).symlink_to(ring_file(tmp_path / "a", 0))
     assert warn_same_files(tmp_path / "a/step4", tmp_path / "b/step4")
     assert not warn_same_files(tmp_path / "a/step4", tmp_path / "b/step3")
+    for root in ("a", "b"):
+        for name in ("step3/rank0/debug.json", "step5/rank0/debug.json", "step3/rank1/dump.json"):
+            with pytest.raises(DumpFormatError, match="no such file"):
+                kind_of(tmp_path / root / name)
     ring_file(tmp_path / "a", 1).touch()
     (said,) = missing_steps(open_dump(tmp_path / "a/step4"))
     assert f"{ring_file(tmp_path / 'a', 1)}: is empty" in said

@@ -11,7 +11,7 @@ from pathlib import Path
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.ring_file import kept_at, ranks_in
+from msprobe_engine.formats.dump.ring_file import has_step_file, kept_at, ranks_in
 
 Found = dict[int | None, dict[str, Path | None]]
 """Step to ranks by their names, and the directory of each; None in place of a directory that holds no dump, and of a step that its
@@ -56,7 +56,11 @@ def find_dump(path: Path) -> tuple[Path, Found] | None:
 
 def holds_dump(path: Path) -> bool:
     """Is this a path of a dump: its root, the directory of a step or a rank, or a dump.json? Not the output directory of its run."""
-    directory = path.parent if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir() else path
+    directory = path
+    if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
+        if not has_step_file(path):
+            return False
+        directory = path.parent
     with contextlib.suppress(DumpFormatError):
         found = find_dump(directory)
         return found is not None and found[0] == directory
