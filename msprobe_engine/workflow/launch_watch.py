@@ -135,6 +135,8 @@ class LaunchReports:
             ]
         seen, what_to_do = self._explain()
         found = any("refused" in process.events for process in self._seen.values())
+        if not found and any("interrupted" in process.events for process in self._seen.values()):
+            return ["the program was interrupted before a training was found: nothing was watched, nothing is written"]
         first = "" if found else "no training was found on this machine: "
         if code := self._exit_code():
             first = f"the program itself ended with exit code {code}, its error stands above; {first}"

@@ -22,7 +22,7 @@ def tell(event: str, detail: str = "") -> None:
     """Report something of this process, once.
 
     Args:
-        event: ``began``, ``imports``, ``optimizer``, ``evaluation``, ``pass``, ``refused``, ``step``, ``end``.
+        event: ``began``, ``imports``, ``optimizer``, ``evaluation``, ``pass``, ``refused``, ``step``, ``interrupted``, ``end``.
         detail: a name that goes with it; of ``end`` the exit code, as far as it is known and not 0.
     """
     global _pid
@@ -61,13 +61,27 @@ def _send(launch: str, event: str, detail: str) -> None:
 
 
 def begin() -> None:
-    """This interpreter has begun; if it is the launch line itself, its end is reported too."""
+    """This interpreter has begun; that it was interrupted is reported at its end, and of the launch line itself every end."""
     tell("began")
-    if os.environ.get(LAUNCH, "").partition(":")[0] == str(os.getpid()):
+    if os.environ.get(LAUNCH, ""):
         import atexit
 
-        pid, code = os.getpid(), _code_of_missing_script()
-        atexit.register(lambda: tell("end", code or _code_of_exception()) if os.getpid() == pid else None)
+        atexit.register(_end, os.getpid(), _code_of_missing_script())
+
+
+def _end(pid: int, code: str) -> None:
+    if os.getpid() != pid:  # a fork
+        return
+    if _was_interrupted():
+        tell("interrupted")
+    if os.environ.get(LAUNCH, "").partition(":")[0] == str(pid):
+        tell("end", code or _code_of_exception())
+
+
+def _was_interrupted() -> bool:
+    """Ctrl-C, or a signal that torchrun has turned into an exception (``SignalException``)."""
+    value = getattr(sys, "last_value", None)
+    return isinstance(value, KeyboardInterrupt) or hasattr(value, "sigval")
 
 
 def _code_of_missing_script() -> str:

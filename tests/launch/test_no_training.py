@@ -60,6 +60,15 @@ def test_a_program_that_ended_with_an_error(words: tuple[str, ...], code: int, t
     assert what_to_do == "msprobe run: what to do: mend that error and start again"
 
 
+@pytest.mark.parametrize("shell", [(), ("bash", "-c", '"$@"; exit $?', "-")])
+def test_a_program_that_was_interrupted(shell: tuple[str, ...], tmp_path: Path) -> None:
+    """Ctrl-C before a training has begun is no fault of the program: no advice follows."""
+    done = ln.run(*shell, PYTHON, "-c", "raise KeyboardInterrupt", cwd=tmp_path, options=())
+    assert done.stderr.splitlines()[-1] == (
+        "msprobe run: the program was interrupted before a training was found: nothing was watched, nothing is written"
+    )
+
+
 @pytest.mark.slow
 def test_settings_that_do_not_fit_the_job(tmp_path: Path) -> None:
     """What only the training can tell (how many ranks there are) is wrong: the last words do not look for a training."""
