@@ -77,6 +77,11 @@ class RankDump:
         self.stack: dict[str, Any] = {}
         self._counts: dict[str, int] = {}
 
+    @staticmethod
+    def number(kind: str) -> dict[str, Any]:
+        """A tensor of one element without dimensions."""
+        return tensor(kind, ())
+
     def api(
         self, name: str, ins: Any = (), outs: Any = ("ok",), *, parent: str | None = None, direction: str = "forward", kwargs: Any = None
     ) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict, analyse
@@ -348,3 +349,56 @@ def test_replicas_without_recorded_communication(rank_dump: Any) -> None:
     verdict = run(a, b)
     assert named(verdict)[0] == (1, "Module.row.fc.Linear.forward.0", "data")
     assert not verdict.ordered
+
+
+def test_gradient_that_a_norm_replaces(rank_dump: Any) -> None:
+    """What reached the gradients of parameters counts, also where a framework takes NaN out of their norm and puts an Inf there that
+    says so (ZeRO); the ranks it was reduced to have made nothing. In a clean step the same Inf is no fault."""
+
+    def norm(r: Any, kind: str, end: str) -> None:
+        r.api("Torch.vector_norm", [kind], [rank_dump.number(kind)])
+        r.api("Tensor.masked_fill_", [rank_dump.number(kind), 0.0], [rank_dump.number("ok")])
+        r.api("Torch.full_like", [rank_dump.number("ok"), math.inf], [rank_dump.number("inf")])
+        r.api("Torch.where", ["ok", rank_dump.number("inf"), rank_dump.number("ok")], [rank_dump.number(end)])
+
+    def rank(faulty: bool, reduced: str) -> Any:
+        r = rank_dump()
+        own = "nan" if faulty else "ok"
+        r.api("Torch.acos", ["ok"], [rank_dump.number("ok")])
+        r.api("Torch.acos", [rank_dump.number("ok")], ["-inf" if faulty else "ok"], direction="backward")
+        r.api("Tensor.__mul__", ["-inf" if faulty else "ok"], [own, own], direction="backward")
+        r.comm("all_reduce", [own], [reduced])
+        norm(r, reduced, "inf" if reduced == "nan" else "ok")
+        return r
+
+    assert named(run(rank(True, "nan"), rank(False, "nan"))) == [(0, "Torch.acos.0.backward", "operator")]
+    assert named(run(rank(False, "ok"), rank(False, "ok"))) == []
+
+
+def test_gradient_that_the_training_mends(rank_dump: Any) -> None:
+    """A NaN that `nan_to_num_` takes out of the gradients is no fault, nor is the Inf by which a framework marks a norm afterwards."""
+    r = rank_dump()
+    r.api("Tensor.sqrt", ["ok"], [rank_dump.number("ok")])
+    r.api("Tensor.sqrt", [rank_dump.number("ok")], ["nan"], direction="backward")
+    r.api("Tensor.nan_to_num_", ["nan"], ["ok"])
+    r.api("Torch.full_like", [rank_dump.number("ok"), math.inf], [rank_dump.number("inf")])
+    r.api("Torch.where", ["ok", rank_dump.number("inf"), rank_dump.number("ok")], [rank_dump.number("ok")])
+    verdict = run(r)
+    assert named(verdict) == []
+    assert [origin.call.name for origin in verdict.harmless] == ["Tensor.sqrt.0.backward"]
+
+
+def test_infinite_loss_before_an_infinite_gradient(rank_dump: Any) -> None:
+    """The number that backward starts from counts, although the gradients begin with 1 and the next Inf is born of finite numbers;
+    an infinite number beside it, of which no gradient is taken, does not."""
+
+    def step(loss: str, beside: str) -> Any:
+        r = rank_dump()
+        r.api("Functional.mse_loss", ["ok", "ok"], [rank_dump.number(loss)])
+        r.api("Torch.exp", [rank_dump.number("ok")], [rank_dump.number(beside)])
+        r.api("Functional.mse_loss", [rank_dump.number("ok")], ["ok"], direction="backward")
+        r.api("Functional.linear", ["ok"], ["inf"], direction="backward")
+        return r
+
+    assert named(run(step("inf", "ok"))) == [(0, "Functional.mse_loss.0.forward", "operator")]
+    assert named(run(step("ok", "inf"))) == [(0, "Functional.linear.0.backward", "operator")]

@@ -65,7 +65,7 @@ def analyse(traces: Mapping[int, Trace]) -> Verdict:
     links = match_traces(traces)
     scans = _scan_all(traces, links, follow_masks=True)
     verdict = _judge(step, traces, links, scans)
-    if not verdict.suspects and any(map(loss_or_gradient_bad, {id(trace.calls): trace for trace in traces.values()}.values())):
+    if not verdict.suspects and _ends_bad_unexplained(verdict):
         # only masks are left, and they were not swallowed: then they are the fault
         scans = _scan_all(traces, links, follow_masks=False)
         unmasked = _judge(step, traces, links, scans)
@@ -74,6 +74,15 @@ def analyse(traces: Mapping[int, Trace]) -> Verdict:
                 origin.notes.append(Sentence("looks like a mask, but the infinity reached the loss or a gradient"))
             return unmasked
     return verdict
+
+
+def _ends_bad_unexplained(verdict: Verdict) -> bool:
+    """Is a loss or a gradient of a rank not finite, although no origin that was swallowed passed there?"""
+    explained: dict[int, set[int]] = {}
+    for origin in verdict.harmless:
+        explained.setdefault(origin.rank, set()).update((origin.call.index, *origin.spread))
+    different = {(id(trace.calls), frozenset(explained.get(rank, ()))): trace for rank, trace in verdict.traces.items()}
+    return any(loss_or_gradient_bad(trace, passed) for (_, passed), trace in different.items())
 
 
 def _scan_all(traces: Mapping[int, Trace], links: Links, *, follow_masks: bool) -> dict[int, Scan]:

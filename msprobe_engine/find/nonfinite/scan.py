@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Set
 from dataclasses import dataclass, field
 
+from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import FILLS, MOVES, UNINITIALISED, normal_op
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.flags import FINITE, INF, NAN, NONFINITE, POS_INF, UNKNOWN, Call, TensorFact, Trace
@@ -24,6 +25,8 @@ _GARBAGE = frozenset(map(normal_op, (*UNINITIALISED, "resize_")))
 """Operations whose output is whatever the memory held."""
 POISONS = frozenset(("full", "fulllike", "newfull"))
 """Operations that make new memory with one value."""
+_MENDS = "nantonum"
+"""The operation with which a training takes NaN and Inf out of its gradients."""
 
 
 @dataclass
@@ -110,7 +113,21 @@ class _Scanner:
             elif after is not None and not origin.flags & NAN:
                 # an infinity that nothing recorded took up, and the next fault started from clean inputs
                 origin.swallowed = True
+        if any(origin.swallowed for origin in self.result.origins):
+            self._keep_what_training_takes()
         return self.result
+
+    def _keep_what_training_takes(self) -> None:
+        """An infinite loss, and gradients of parameters, count whatever becomes of numbers that are made of them, such as a norm."""
+        calls = self.trace.calls
+        losses = _starts_of_backward(self.trace)
+        end = max((call.index for call in calls if call.direction == "backward"), default=len(calls))
+        for origin in self.result.origins:
+            carried = [origin.call.index, *origin.spread]
+            last = calls[carried[-1]]
+            of_gradients = last.index > end and normal_op(last.op) != _MENDS and any(calls[i].direction == "backward" for i in carried)
+            if of_gradients or not losses.isdisjoint(carried):
+                origin.swallowed = False
 
     def _look(self, call: Call) -> None:
         if (normal_op(call.op) in _GARBAGE or _poisons(call)) and not call.in_flags & NONFINITE:
@@ -291,12 +308,26 @@ class _Scanner:
             self.inf_seen = self.inf_seen or bool(bits & INF)
 
 
-def loss_or_gradient_bad(trace: Trace) -> bool:
-    """Does the step end badly on this rank: a gradient, or the last scalar of the forward pass, is not finite?"""
+def _starts_of_backward(trace: Trace) -> set[int]:
+    """The calls whose single number that is not finite is what a backward pass starts from: the first backward call is theirs."""
+    found: set[int] = set()
+    for before, call in zip(trace.calls, trace.calls[1:]):
+        twin = trace.named(forward_twin(call.name)) if (before.direction, call.direction) == ("forward", "backward") else None
+        if twin is not None and any(fact.flags & NONFINITE and fact.shape in ((), (1,)) for fact in twin.outputs()):
+            found.add(twin.index)
+    return found
+
+
+def loss_or_gradient_bad(trace: Trace, explained: Set[int] = frozenset()) -> bool:
+    """Does the step end badly on this rank: a gradient, or the last scalar of the forward pass, is not finite?
+
+    Args:
+        explained: calls whose gradients are left out.
+    """
     loss: Call | None = None
     for call in trace.calls:
         if call.direction == "backward":
-            if (call.out_flags | call.in_flags) & NONFINITE:
+            if (call.out_flags | call.in_flags) & NONFINITE and call.index not in explained:
                 return True
         elif call.out_flags & (FINITE | NONFINITE):
             scalars = [fact for fact in call.outputs() if not fact.shape] if call.parent is None else []
