@@ -120,6 +120,13 @@ def test_collectives_stay_beside_their_neighbours() -> None:
     assert alone.place.moment is Moment.REDUCED
 
 
+def test_calls_that_follow_the_backward_pass() -> None:
+    """A reduction and the norm behind the backward pass come after the backward pass of another rank, which has sent them their NaN."""
+    after = [anomaly(word, rank=1, call=call, micro_step=0, after_backward=True) for call, word in ((6, "collective"), (7, "actv"))]
+    order = in_order([*after, anomaly("actv_grad", rank=0, call=8, micro_step=0), anomaly("post_grad", rank=1)])
+    assert [(o.anomaly.rank, o.anomaly.word) for o in order] == [(0, "actv_grad"), (1, "collective"), (1, "actv"), (1, "post_grad")]
+
+
 def test_ranks_that_agree_are_one() -> None:
     """Equal alerts of data-parallel ranks are one group; another stage, rule or statistic is another."""
     alerts = [anomaly("actv", rank=r, pp_stage=r // 4, call=3) for r in range(8)]

@@ -35,6 +35,14 @@ def test_message_and_fields() -> None:
     assert (alert.extra["nans"], alert.extra["infs"]) == (1, 1)
 
 
+def test_calls_that_follow_the_backward_pass_say_so() -> None:
+    """What is called between backward calls, as a recomputed forward call, does not follow the backward pass."""
+    calls = ("Torch.exp.0.forward", "Torch.exp.0.backward", "Torch.exp.1.forward", "Torch.exp.1.backward", "Torch.vector_norm.0.forward")
+    alerts = NanInfRule().check(frame_of({"w": [NAN]}, entries={call: [NAN] for call in calls}))
+    said = [alert.name for alert in alerts if alert.extra.get("after_backward")]
+    assert (len(alerts), said) == (6, ["Torch.vector_norm.0.forward.output.0"])
+
+
 def test_scalars_and_their_kind() -> None:
     """A loss that is NaN is an alert of kind loss, after all tensors."""
     alerts = NanInfRule().check(frame_of({"w": [NAN]}, scalars={"loss": NAN, "grad_norm": INF, "learning_rate": 0.1}))

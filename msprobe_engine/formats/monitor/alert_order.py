@@ -1,8 +1,9 @@
 """Puts alerts of all ranks into the order of execution, so that the first one is where it began.
 
 A step is: the parameters as the last update left them; per micro batch the forward pass through the stages of the pipeline, the
-loss, the backward pass the other way; the gradients that are complete on a rank; reduction, unscaling, clipping; the update. With
-virtual stages the forward pass goes through all stages once per virtual one. Within one stage the call order of the rank counts.
+loss, the backward pass the other way; the gradients that are complete on a rank; calls that follow the last backward call; reduction,
+unscaling, clipping; the update. With virtual stages the forward pass goes through all stages once per virtual one. Within one stage the
+call order of the rank counts.
 
 The order is total: equal places are told apart by rank, name and rule, so it does not depend on the order in which files are read.
 """
@@ -33,14 +34,15 @@ class Moment(IntEnum):
     LOSS = 2
     BACKWARD = 3
     ACCUMULATED = 4
-    REDUCED = 5
-    UNSCALED = 6
-    NORM = 7
-    CLIPPED = 8
-    STATES = 9
-    UPDATE = 10
-    UPDATED = 11
-    END = 12
+    AFTER = 5
+    REDUCED = 6
+    UNSCALED = 7
+    NORM = 8
+    CLIPPED = 9
+    STATES = 10
+    UPDATE = 11
+    UPDATED = 12
+    END = 13
 
 
 WORDS = {
@@ -49,6 +51,7 @@ WORDS = {
     Moment.LOSS: "in the loss",
     Moment.BACKWARD: "in the backward pass",
     Moment.ACCUMULATED: "in the gradients of a rank before they are reduced",
+    Moment.AFTER: "after the backward pass",
     Moment.REDUCED: "in the gradients after they were reduced over ranks",
     Moment.UNSCALED: "in the gradients after the loss scale was taken off",
     Moment.NORM: "in the norm of all gradients",
@@ -84,7 +87,7 @@ _MOMENTS = {
     "step": Moment.END,
 }
 _PASSES = (Moment.FORWARD, Moment.LOSS, Moment.BACKWARD)
-_BACKWARDS = (Moment.BACKWARD, Moment.ACCUMULATED, Moment.REDUCED)
+_BACKWARDS = (Moment.BACKWARD, Moment.ACCUMULATED, Moment.AFTER, Moment.REDUCED)
 
 
 class Place(NamedTuple):
@@ -163,7 +166,7 @@ def _call(a: Anomaly) -> int:
 
 def _place(a: Anomaly, earliest: dict[int, int]) -> Place | None:
     """None when only the neighbours in the call order can tell."""
-    moment = _MOMENTS.get(a.word)
+    moment = Moment.AFTER if a.after_backward else _MOMENTS.get(a.word)
     if moment is Moment.END and a.name.endswith("grad_norm"):
         moment = Moment.NORM
     if moment is None:

@@ -43,6 +43,7 @@ class Anomaly:
         call: order within the step on its rank, -1 when unknown.
         op: statistic, ``""`` when unknown.
         critical: it is not a mere warning.
+        after_backward: it is of a call that follows the last backward call of its rank in the step.
         mates: ranks of its pipeline.
         next: what to do, in words; ``""``: nobody said.
         differing: where `rank` speaks for several (replicas that are not equal): those of a minority, or all where no value has a majority.
@@ -62,6 +63,7 @@ class Anomaly:
     critical: bool = False
     value: float = math.nan
     message: str = ""
+    after_backward: bool = False
     mates: tuple[int, ...] = ()
     meaning: str = ""
     next: str = ""
@@ -210,6 +212,7 @@ def from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tupl
         critical=alert.get("severity") == "critical",
         value=float(alert.get("value", math.nan)),
         message=str(alert.get("message", "")),
+        after_backward=extra.get("after_backward") is True,
         mates=mates,
         meaning=str(extra.get("meaning", "")),
         next=str(extra.get("next", "")),

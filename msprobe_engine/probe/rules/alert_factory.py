@@ -41,6 +41,8 @@ def alert_at(
     name = layout.names[i]
     facts = {**(extra or {}), **rule.words}
     shown = name
+    if layout.after_backward(frame, i):
+        facts["after_backward"] = True
     if isinstance(source, Sample):
         facts["family"] = source.family
         if source.phase:

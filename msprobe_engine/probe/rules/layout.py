@@ -50,6 +50,12 @@ class Layout:
         order = int(self.order[i])
         return frame.entries[order] if order < len(frame.entries) else frame.samples[order - len(frame.entries)]
 
+    def after_backward(self, frame: Frame, i: int) -> bool:
+        """Does tensor `i` belong to a call that follows the last backward call of the frame?"""
+        calls = len(frame.entries)
+        backward = self.order[(self.kinds == KIND_INDEX["activation_grad"]) & (self.order < calls)]
+        return bool(len(backward) and backward.max() < self.order[i] < calls)
+
     def mask(self, kinds: tuple[str, ...]) -> npt.NDArray[np.bool_]:
         """True for tensors of these kinds, [n]."""
         return np.isin(self.kinds, [KIND_INDEX[kind] for kind in kinds])
