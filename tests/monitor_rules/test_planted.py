@@ -220,13 +220,14 @@ def test_a_learning_rate_that_becomes_zero(tmp_path: Path) -> None:
 
 
 def test_a_learning_rate_that_is_far_too_high_from_the_start(tmp_path: Path) -> None:
-    """The loss is far above the first one, 5 steps in a row."""
+    """The loss is far above the first two, 5 steps in a row."""
 
     def rate_of_one(parameters: Any) -> torch.optim.Optimizer:
         return torch.optim.AdamW(parameters, lr=1.0)
 
-    recorder = train(tmp_path, 8, rules=RECOMMENDED, model=Gpt(1), monitor=CHEAP, warmup=1, optimizer=rate_of_one)
-    assert caught(recorder, "loss_spike") in [(5, "loss"), (6, "loss")]
+    torch.manual_seed(0)
+    recorder = train(tmp_path, 12, rules=RECOMMENDED, model=Gpt(1), monitor=CHEAP, warmup=1, optimizer=rate_of_one)
+    assert caught(recorder, "loss_spike") in [(step, "loss") for step in (5, 6, 7, 8)]
 
 
 def test_training_is_the_same_with_all_rules(tmp_path: Path) -> None:

@@ -127,12 +127,16 @@ def test_loss_spike(seed: int, jump: float) -> None:
     [
         ([0.554, 1.336, 1.861, 0.935, 1.103, 1.053, 1.738, 0.736, 0.611], []),
         ([4.4, 4.5, 21.8, 26.7, 60.2, 56.4, 67.5, 68.7], [7]),
-        ([4.0 * 1.5**step for step in range(19)], [11]),
+        ([4.0 * 1.5**step for step in range(19)], [12]),
+        ([2.3, 30.0, 25.0, 28.0, 31.0, 30.0, 29.0], [5]),
+        ([4.3, 17.9, 29.4, 44.8, 48.6, 61.6, 43.1, 28.2], [5]),
+        ([9.85, 17.41, 31.89, 20.91, 8.28, 17.59, 9.7, 10.7, 29.91, 24.12, 21.88, 23.96, 26.3, 23.46, 23.26, 9.29, 31.7, 24.7], []),
+        ([9.28, 18.21, 15.93, 14.59, 16.06, 14.2, 7.2, 23.07, 24.93, 24.14, 10.57, 20.52, 6.1, 11.85, 24.07, 18.88, 12.09, 13.42], []),
     ],
 )
 def test_losses_far_above_the_first_one(losses: list[float], steps: list[int]) -> None:
-    """Before there is a median: losses that stay far above the first one are said, however they grow; no first one that is the smallest of
-    losses that scatter as much."""
+    """Before there is a median: losses that stay far above the first ones are said, however they grow; no first one that is the smallest of
+    losses that scatter as much, as those of small batches."""
     checked = rule("loss_spike")
     assert [step for step, loss in enumerate(losses) if checked.check(frame_of(scalars={"loss": loss}, step=step))] == steps
 

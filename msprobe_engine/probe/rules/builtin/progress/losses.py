@@ -18,8 +18,11 @@ from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 from msprobe_engine.probe.rules.tracked_series import Episodes
 
-_APART = 1.5
-"""Losses of a row are so much further from the first one than from each other, in powers of their ratios: else it is of their scatter."""
+_FROM_TWO, _FROM_ONE = 1.5, 1.0
+"""Losses of a row are so much further from the first two of the run than from each other, in powers of their ratios, or all losses from
+the first one: else it is of their scatter. One loss that is small by chance is no level: small batches scatter by as much."""
+_ALONE = 2.0
+"""So many times `start` the first loss, where it is the level alone."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -59,16 +62,16 @@ class LossSpikeArgs(LastingArgs):
     share: float = arg(0.05, "and by at least this part of the median that the run began with", minimum=0.0)
     window: int = arg(100, "losses that are kept", minimum=8)
     warmup: int = arg(20, "losses seen before the median counts as known", minimum=5)
-    start: float = arg(1.5, "until then it fires when `row` losses in a row are more than so many times the first one", above=1.0)
-    row: int = arg(5, "see `start`; they are further from the first one than from each other", minimum=2)
+    start: float = arg(1.5, "until then it fires when `row` losses in a row are more than so many times the first two", above=1.0)
+    row: int = arg(5, "see `start`; or all losses since the first are more than twice so many times that one", minimum=2)
     least: float = arg(0.1, "first losses that are smaller are no level to go by, as those of reinforcement learning", minimum=0.0)
     fall: float = arg(0.5, "fires below this part of all losses of the window, too, if that is `threshold` deviations off", above=0.0)
 
 
 class LossSpikeRule(LastingRule[LossSpikeArgs]):
     """Warnings for a loss far above the median of its last `window` values. A spike does not enter the window, unless the loss stays
-    up for half of it. Before there is a median, for losses that stay far above the first one: a model that has learned nothing is no worse.
-    And for a loss that falls far below all others at once."""
+    up for half of it. Before there is a median, for losses that stay far above the first ones: a model that has learned nothing is no
+    worse. And for a loss that falls far below all others at once."""
 
     name = "loss_spike"
     fires = "the loss is far above the median of its last steps, measured by their scatter; or all at once far below them"
@@ -106,7 +109,7 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
 
     def _words(self, past: _Past, value: float, limit: float, low: bool, early: bool) -> tuple[str, str]:
         usual = f"the median of its last {len(past.values)} values is {number(past.median)}"
-        seen = f"{self.args.row} in a row are far above the first one, {number(past.first)}" if early else usual
+        seen = f"{self.args.row} in a row are far above the first {past.counted}, {number(past.first)}" if early else usual
         return f"at least {number(past.least)}" if low else f"at most {number(limit)}", f"value {number(value)}, {seen}"
 
 
@@ -118,28 +121,37 @@ class _Past:
         self.values: deque[float] = deque(maxlen=args.window)
         self.episodes = Episodes(args.patience, args.recovery)
         self.median = self.first = self.least = math.nan
+        self.counted = ""
         self.is_early = True
         self._start = math.nan
-        self._row = 0
         self._high: list[float] = []
 
     def limit(self, value: float) -> float:
         """Largest value that is no spike; Inf while there is too little to go by, and where `value` is none in any case: a value of the
         window was as large."""
         args = self.args
-        self.first = value if math.isnan(self.first) else self.first
         self.is_early = len(self.values) < args.warmup
         if self.is_early:
-            self._row = self._row + 1 if value > args.start * self.first >= args.start * args.least else 0
-            row = [*self.values, value][-args.row :]
-            is_far = self._row >= args.row and min(row) > self.first * (max(row) / min(row)) ** _APART
-            return args.start * self.first if is_far else math.inf
+            seen = [*self.values, value]
+            # of a row that begins later the first two are the level; of all losses but the first, that one
+            for first, row, power, self.counted in (
+                (seen[:2], seen[2:][-args.row :], _FROM_TWO, "two, at most"),
+                (seen[:1], seen[1:], _FROM_ONE, "one"),
+            ):
+                self.first = max(first)
+                limit = args.start * self.first * (_ALONE if len(first) == 1 else 1.0)
+                if len(row) >= args.row and self.first >= args.least and self._is_far(row, limit, power):
+                    return limit
+            return math.inf
         if value <= max(self.values) and not math.isnan(self._start):
             return math.inf
         self.median, scatter = self._usual()
         if math.isnan(self._start):
             self._start = abs(self.median)
         return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
+
+    def _is_far(self, row: list[float], limit: float, power: float) -> bool:
+        return min(row) > limit and min(row) > self.first * (max(row) / min(row)) ** power
 
     def falls(self, value: float) -> bool:
         """Whether it is far below everything in the window."""
