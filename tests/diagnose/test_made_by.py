@@ -33,6 +33,13 @@ SAID = {
     "Tensor.to.0.forward": "cast to float16, which ends at 65504: what goes in is up to 1e+06",
     "Torch.sub.0.forward": "Inf minus Inf: input.0 holds infinities",
     "Torch.sqrt.1.backward": "the gradient of the square root is infinite at 0, and an element of input.0 is 0",
+    "Torch.acos.0.forward": "acos is defined from -1 to 1, and the elements of input.0 lie between -2 and 3",
+    "Torch.acos.1.backward": "the gradient of acos is infinite at -1 and 1, and an element of input.0 is 1",
+    "Torch.std.1.forward": "0 / 0: the spread of a single element along dimension 0, input.0 has shape [1, 8]",
+    "Torch.sub.1.forward": "the call was given an infinite number, input.1",
+    "Torch.mul.0.forward": "the result is beyond float16, which ends at 65504; what goes in is up to 400",
+    "Functional.cross_entropy.3.forward": "the score of a label is -Inf, its probability 0: input.0 holds -Inf",
+    "Functional.mse_loss.0.forward": "the result is beyond float32, which ends at 3.40282e+38; what goes in is up to 1e+30",
 }
 """Record of `nonfinite_calls.py` -> what is said of it."""
 

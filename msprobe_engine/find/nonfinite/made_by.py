@@ -22,7 +22,10 @@ _CALLS_OF_A_LOSS = 8
 _LOGARITHMS = {"log": 0.0, "log2": 0.0, "log10": 0.0, "log1p": -1.0}
 """Function -> where its logarithm is that of 0."""
 _CASTS = operator_traits.CASTS | {"copy", "copy_"}
-_GROW = frozenset((*operator_traits.PRODUCTS, *operator_traits.SUMS, "pow", "__pow__", "square", "cumsum", "norm", "prod", "einsum"))
+_ARCS = ("acos", "arccos", "asin", "arcsin")
+_GROW = frozenset(
+    (*operator_traits.PRODUCTS, *operator_traits.SUMS, "mse_loss", "pow", "__pow__", "square", "cumsum", "norm", "prod", "einsum")
+)
 _GROW |= operator_traits.SCALINGS | operator_traits.ADDITIONS | operator_traits.PRODUCTS_WITH_ADDEND
 
 
@@ -123,6 +126,14 @@ def _root(seen: _Seen) -> Sentence | None:
     return Sentence("1 / sqrt(0): an element of {0} is 0", x.place) if function == "rsqrt" and x.least == 0 else None
 
 
+def _arc(seen: _Seen) -> Sentence | None:
+    function, x = seen.function.strip("_"), seen.at(0, "self", "input")
+    if function not in _ARCS or x is None or not (x.least < -1 or x.most > 1):
+        return None
+    template = "{0} is defined from -1 to 1, and the elements of {1} lie between {2} and {3}"
+    return Sentence(template, function, x.place, _number(x.least), _number(x.most))
+
+
 def _divided(seen: _Seen) -> tuple[_Operand | None, _Operand | None]:
     """The divisor of a division, and what is divided."""
     function = seen.function.strip("_").removeprefix("i")
@@ -218,7 +229,26 @@ def _empty(seen: _Seen) -> Sentence | None:
         return Sentence("0 / 0: the mean of an empty tensor, {0} has shape {1}", x.place, list(x.shape))
     if seen.function in ("std", "var") and math.prod(x.shape) == 1:
         return Sentence("0 / 0: the spread of a single element, {0}", x.place)
-    return None
+    along = seen.at(1, "dim")
+    if seen.function not in ("std", "var") or along is None or along.dtype or along.least not in range(-len(x.shape), len(x.shape)):
+        return None
+    template = "0 / 0: the spread of a single element along dimension {0}, {1} has shape {2}"
+    return Sentence(template, _number(along.least), x.place, list(x.shape)) if x.shape[int(along.least)] == 1 else None
+
+
+def _impossible_label(seen: _Seen) -> Sentence | None:
+    x, smoothing = seen.at(0, "self", "input"), seen.at(7, "label_smoothing")
+    smoothed = seen.function == "cross_entropy" and smoothing is not None and not smoothing.is_zero
+    if seen.function not in operator_traits.LOSSES_OF_LABELS or seen.nan or smoothed or x is None or x.least != -math.inf:
+        return None
+    return Sentence("the score of a label is -Inf, its probability 0: {0} holds -Inf", x.place)
+
+
+def _given_infinity(seen: _Seen) -> Sentence | None:
+    infinite = [one for one in seen.operands.values() if not one.dtype and math.isinf(one.least)]
+    if not infinite or seen.nan or seen.function not in operator_traits.ADDITIONS | operator_traits.SCALINGS:
+        return None
+    return Sentence("the call was given an infinite number, {0}", infinite[0].place)
 
 
 def _spread(seen: _Seen) -> Sentence | None:
@@ -248,7 +278,10 @@ def _range(seen: _Seen) -> Sentence | None:
     kind = float_type(seen.dtype)
     if kind is None or not kind.infinite or seen.nan:
         return None
-    sizes = [max(one.most, -one.least) for one in seen.operands.values() if one.dtype]
+    numbers = seen.function in operator_traits.SCALINGS | operator_traits.ADDITIONS  # of others they are dimensions, an exponent, ...
+    sizes = [max(one.most, -one.least) for one in seen.operands.values() if one.dtype or numbers]
+    if math.inf in sizes:
+        return None
     largest = max((size for size in sizes if math.isfinite(size)), default=0.0)
     ends = f"{kind.largest:.6g}"
     if seen.function in _CASTS and largest > kind.largest:
@@ -260,11 +293,15 @@ def _range(seen: _Seen) -> Sentence | None:
 
 def _of_gradient(side: DumpTable, name: str, function: str) -> Sentence:
     """Of a backward record: what the forward call took in."""
-    if function.strip("_") == "sqrt" and (twin := forward_twin(name)) in side.ops:
+    function = function.strip("_")
+    if function in ("sqrt", *_ARCS) and (twin := forward_twin(name)) in side.ops:
         op = side.ops.index(twin)
         first = next((one for row in side.rows(op) if side.role[row] == INPUT and (one := _operand(side, op, row)) is not None), None)
-        if first is not None and first.least == 0:
+        if first is not None and function == "sqrt" and first.least == 0:
             return Sentence("the gradient of the square root is infinite at 0, and an element of {0} is 0", first.place)
+        if first is not None and function != "sqrt" and (ends := [end for end in (first.most, first.least) if abs(end) == 1]):
+            template = "the gradient of {0} is infinite at -1 and 1, and an element of {1} is {2}"
+            return Sentence(template, function, first.place, _number(ends[0]))
     return Sentence("")
 
 
@@ -275,13 +312,16 @@ def _number(value: float) -> str:
 _RULES: tuple[Callable[[_Seen], Sentence | None], ...] = (
     _logarithm,
     _root,
+    _arc,
     _division,
     _exponential,
     _power,
     _labels,
+    _impossible_label,
     _softmax,
     _empty,
     _spread,
     _infinities,
+    _given_infinity,
     _range,
 )
