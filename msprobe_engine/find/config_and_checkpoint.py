@@ -14,6 +14,7 @@ from typing import Any
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.core.io.claims import EARLIER_RUN, FURTHER_RUN
 from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
@@ -117,7 +118,9 @@ def _suspect(one: Difference) -> Suspect:
 def pack_beside(path: Path) -> Path | None:
     """The pack of the run that a dump, an incident or an output directory belongs to; None: there is none."""
     run: tuple[Path, ...] = (path.parent.parent,) if path.parent.name == INCIDENTS else ()
-    for place in (path, path.parent, *run) if path.is_dir() else (path.parent,):
+    # the directory above one of an earlier or a further run is that of another run
+    own = EARLIER_RUN.fullmatch(path.name) or FURTHER_RUN.fullmatch(path.name)
+    for place in (path,) if own else (path, path.parent, *run) if path.is_dir() else (path.parent,):
         pack = place / PACK
         if pack.is_file() and not pack.is_symlink():
             return pack

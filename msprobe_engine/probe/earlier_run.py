@@ -19,6 +19,7 @@ from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, INCIDENTS
 from msprobe_engine.formats.monitor.run_layout import rank_directories, read_info
+from msprobe_engine.formats.pack.kind import NAME as PACK
 
 _MARK = ".set_aside"
 """In a directory of what was set aside: its time says when the first rank came."""
@@ -63,7 +64,8 @@ def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) ->
     and stay.
 
     Each rank moves its own dumps; rank 0 also those of ranks that there are no longer, and the incidents, unless they may be of a process
-    of this job that it does not know of. Nothing else of this launch is there yet: it has not ended a step.
+    of this job that it does not know of. The configuration pack goes with the first that is moved. Nothing else of this launch is there
+    yet: it has not ended a step.
 
     Args:
         world_size: 0: not known.
@@ -91,13 +93,24 @@ def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) ->
     if unknown:
         said.append(_STAYS_UNKNOWN.format(one_line(str(root))))
     if moved:
-        place = _move(root, moved)
+        place = _move(root, moved, alone=world_size == 1)
         said.append(f"{one_line(str(root))} holds dumps or incidents of another run; they are in {one_line(str(place))} now")
     return said
 
 
-def _move(root: Path, moved: Sequence[Path]) -> Path:
+def _move(root: Path, moved: Sequence[Path], alone: bool) -> Path:
+    """Where to.
+
+    Args:
+        alone: there is no other rank, which could have written a pack of this launch already. Else one that is newer than the dumps may be
+            of this launch, and stays.
+    """
     place = _find_place(root, moved)
+    last = max(directory.stat().st_mtime_ns for directory in moved)
+    for pack in (root / PACK, *root.glob(f"{Path(PACK).stem}@*.zip")):
+        with contextlib.suppress(FileNotFoundError):  # another rank has moved it
+            if not pack.is_symlink() and not os.path.lexists(place / pack.name) and (alone or pack.stat().st_mtime_ns <= last):
+                os.rename(pack, place / pack.name)
     for directory in moved:
         target = place / directory.relative_to(root)
         target.parent.mkdir(parents=True, exist_ok=True)

@@ -36,7 +36,9 @@ def find_run_before(settings: ProbeSettings) -> str:
                 if not other or entry.is_symlink() or not os.path.isdir(f"{entry.path}/{part}"):
                     continue
                 if not steps or not steps.isdisjoint(_names_in(f"{entry.path}/{part}")):
-                    pack = Path(here, NAME).with_suffix(".previous.zip") if own else Path(entry.path, NAME)
+                    pack = Path(entry.path, NAME)
+                    if own and not pack.is_file():  # another rank had replaced it before the dumps were set aside
+                        pack = Path(here, NAME).with_suffix(".previous.zip")
                     found.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path, pack))
     program = _program_in(Path(settings.config_check.path or Path(here, NAME))) if found else ""
     for _, run, pack in sorted(found, reverse=True)[:_MOST_READ]:

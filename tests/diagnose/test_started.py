@@ -45,6 +45,17 @@ def test_a_run_without_a_pack_says_nothing_of_it(tmp_path: Path) -> None:
     assert not any("onfiguration" in line for line in diagnose(a, b).evidence)
 
 
+@pytest.mark.parametrize("name", ["earlier-1", "run-2"])
+def test_the_pack_of_the_directory_above_is_that_of_another_run(name: str, tmp_path: Path) -> None:
+    """What an earlier run has left, or a second one writes, is not compared with its own configuration."""
+    run = _output(tmp_path / "run", "planted")
+    shutil.copytree(DUMP, run / name / "dump")
+    for golden in (run / name, run / name / "dump"):
+        assert not any("onfiguration" in line for line in diagnose(run, golden).evidence)
+    shutil.copy(PACKS / "base.zip", run / name / "config_check_pack.zip")
+    assert any("learning_rate / lr: 1e-4, golden 3e-4" in line for line in diagnose(run, run / name).evidence)
+
+
 def test_output_directories_with_packs_alone(tmp_path: Path) -> None:
     """When nothing else is there, the packs are what is diagnosed."""
     a, b = _output(tmp_path / "a", "planted", dump=False), _output(tmp_path / "b", "base", dump=False)

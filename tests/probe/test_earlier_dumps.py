@@ -65,6 +65,18 @@ def test_of_another_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step: i
     assert (tmp_path / place / "incidents" / "step5-nan_inf").is_dir()
 
 
+@pytest.mark.parametrize(("ranks", "age", "moved"), [(1, 0, True), (2, 10, True), (2, -10, False)])
+def test_the_pack_goes_with_the_dumps(tmp_path: Path, ranks: int, age: int, moved: bool) -> None:
+    """What the run was started with stands beside what it dumped; of several ranks a newer one may be of this launch already."""
+    dump(tmp_path, ranks, 0)
+    pack = tmp_path / "config_check_pack.zip"
+    pack.write_bytes(b"PK")
+    time = (tmp_path / "dump" / "step0" / "rank0").stat().st_mtime - age
+    os.utime(pack, (time, time))
+    begin(tmp_path, 0, ranks=ranks)
+    assert (pack.exists(), (tmp_path / "earlier-1" / pack.name).exists()) == (not moved, moved)
+
+
 def test_ranks_come_to_one_directory_and_runs_to_several(tmp_path: Path) -> None:
     """Rank 0 also moves those of ranks that there are no longer."""
     dump(tmp_path, 3, 0, 1)
