@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
-from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, Diagnosis, Suspect
+from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, SETTING, Diagnosis, Suspect
 from msprobe_engine.formats.checkpoint.model import RANDOM
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.pack.kind import NAME as PACK
@@ -220,6 +221,17 @@ def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
         lead_with_setting(found.suspects, setting)
     else:
         _blame_first_weights(found, [one for one in differences if one.sheet == WEIGHTS and one.severity == CHANGES and one.term != LATER])
+
+
+def blame_settings_alone(found: Diagnosis, differences: Sequence[Difference]) -> None:
+    """Settings that change the numbers of a training are a finding where no record shows them: a learning rate that rises more slowly is
+    the same in the first step. What only may matter stays a line of the evidence."""
+    settings = [one for one in differences if one.sheet == SETTINGS and one.severity == CHANGES]
+    if found.finding != NONE or not settings:
+        return
+    compared = found.nothing not in found.problems  # else the headline says that nothing was
+    found.suspects = [replace(_suspect(one), kind=SETTING if compared else CONFIG) for one in settings[:MOST_SUSPECTS]]
+    found.finding = CONFIG
 
 
 def _blame_first_weights(found: Diagnosis, differences: Sequence[Difference]) -> None:

@@ -23,6 +23,9 @@ NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "diverge
 COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
 FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC, CONFIG, CHECKPOINT)
 
+SETTING = "setting"
+"""Kind of a suspect: a setting of two runs whose numbers were compared and agree."""
+
 HEADLINES: Mapping[str, str] = {
     NONE: Sentence("No difference beyond round-off"),
     STRUCTURE: Sentence("The runs do not make the same calls; the numbers that both have agree"),
@@ -197,6 +200,8 @@ class Diagnosis:
             text = Sentence("The runs are of different precision, and agree within its round-off")
         if self.finding == STRUCTURE and self.differences:
             text = Sentence("The runs have next to no calls in common") if first is None else Sentence("The runs make different calls")
+        if self.finding == CONFIG and first is not None and first.kind == SETTING:
+            text = Sentence("The configurations differ; no number that was recorded shows it")
         if self.operator_unknown:
             text = Sentence("First seen NaN or Inf")
         if first is None:

@@ -13,6 +13,7 @@ from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
+from msprobe_engine.find.config.difference import Difference
 from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import again_both, with_launch_lines
@@ -66,6 +67,7 @@ def diagnose(
     if mappings and scheduler:
         raise UsageError("--scheduler reads ranks that are the same once, and a mapping changes each of them; leave one of them out")
     tables = StepTables(KEPT if golden is not None else 0, scheduler)  # one run alone is read once
+    differences: list[Difference] = []
     here, there = run_directory.parts(Path(target)), None if golden is None else run_directory.parts(Path(golden))
     further = [run_directory.parts(Path(path)).dump or Path(path) for path in calibration]
     if here.several or (there is not None and there.several):
@@ -84,6 +86,7 @@ def diagnose(
         found.next.insert(0, config_and_checkpoint.compare_ranks(here.config))
     if there is not None and not (here.monitor and there.monitor):
         _say_steps(found, [side.monitor for side in (here, there) if side.monitor])
+    config_and_checkpoint.blame_settings_alone(found, differences)
     found.next = with_launch_lines(found.next, here.config, None if there is None else there.config)
     if output is not None:
         found.write(output)

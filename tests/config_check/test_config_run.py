@@ -182,7 +182,7 @@ def test_settings_are_plain_data_without_addresses() -> None:
     given = {
         "dtype": torch.bfloat16, "function": torch.nn.functional.silu, "type": nn.LayerNorm, "enum": Color.RED, "inner": Inner(),
         "other": Other(), "config": Config(), "path": Path("/x"), "set": {2, 1}, "tensor": torch.tensor(2.5), "nan": float("nan"),
-        "tuple": (0.9, 0.95), "long": "x" * 9999,
+        "tuple": (0.9, 0.95), "long": "x" * 9999, "rate": torch.tensor([0.001]), "rate in 64": torch.tensor(0.1, dtype=torch.float64),
     }  # fmt: skip
     plain = resolved.plain_data(given)
     text = json.dumps(plain)
@@ -193,7 +193,7 @@ def test_settings_are_plain_data_without_addresses() -> None:
     assert plain["inner"] == {"n": 3, "f": plain["inner"]["f"]}
     assert plain["config"] == {"a": "torch.bfloat16"}
     assert plain["set"] == [1, 2]
-    assert plain["tensor"] == 2.5
+    assert (plain["tensor"], plain["rate"], plain["rate in 64"]) == (2.5, 0.001, 0.1)
     assert plain["tuple"] == [0.9, 0.95]
     assert len(plain["long"]) < 2100
     endless: dict[str, Any] = {}

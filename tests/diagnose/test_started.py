@@ -11,6 +11,10 @@ import pytest
 from safetensors.numpy import save_file
 
 from msprobe_engine.cli.main import main
+from msprobe_engine.config.severity import CHANGES, MAY
+from msprobe_engine.find.config.difference import SETTINGS, WEIGHTS, Difference
+from msprobe_engine.find.config_and_checkpoint import blame_settings_alone
+from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
@@ -27,15 +31,28 @@ def _output(place: Path, pack: str, dump: bool = True) -> Path:
     return place
 
 
-def test_configurations_are_evidence_beside_dumps(tmp_path: Path) -> None:
-    """The dumps of two output directories lead; what the runs were started with is said, with the values of both."""
+def test_configurations_beside_dumps_that_agree(tmp_path: Path) -> None:
+    """A setting that changes the numbers is the finding where no record shows it; what was started with the same is said to be so."""
     a, b = _output(tmp_path / "a", "planted"), _output(tmp_path / "b", "base")
     for target, golden in ((a, b), (a / "dump", b / "dump")):
         found = diagnose(target, golden)
-        assert found.finding == "none"
+        said = "The configurations differ; no number that was recorded shows it: hyperparameters learning_rate / lr"
+        assert (found.finding, found.headline()) == ("config", said)
+        assert found.suspects[0].why == "1e-4, golden 3e-4; every update is scaled by it"
         assert any("learning_rate / lr: 1e-4, golden 3e-4" in line for line in found.evidence)
+        assert "records" in found.looked_at
     same = _output(tmp_path / "c", "again")
-    assert any(line.startswith("Configuration: No difference") for line in diagnose(same, b).evidence)
+    found = diagnose(same, b)
+    assert found.finding == "none"
+    assert any(line.startswith("Configuration: No difference") for line in found.evidence)
+
+
+def test_settings_that_only_may_matter_are_no_finding() -> None:
+    """Of settings that may change numbers, and of samples and weights, the records that agree say that they did not."""
+    for sheet, severity, expected in ((SETTINGS, CHANGES, "config"), (SETTINGS, MAY, "none"), (WEIGHTS, CHANGES, "none")):
+        found = Diagnosis()
+        blame_settings_alone(found, [Difference(sheet, "tp", "tp", "1", "2", severity, "a reason")])
+        assert found.finding == expected
 
 
 def test_a_run_without_a_pack_says_nothing_of_it(tmp_path: Path) -> None:

@@ -109,8 +109,11 @@ def plain_data(value: Any, depth: int = 0) -> Any:
 
 def _named(value: Any, depth: int) -> Any:
     if type(value).__module__.partition(".")[0] in ("torch", "numpy", "mindspore") and not callable(value):
-        if getattr(value, "shape", None) in ((), [1]) and hasattr(value, "item"):
-            return plain_data(value.item(), depth + 1)  # a number of an array library
+        if tuple(getattr(value, "shape", (0,))) in ((), (1,)) and hasattr(value, "item"):
+            number = value.item()  # of an array library
+            if isinstance(number, float) and str(getattr(value, "dtype", "")).lower().endswith("float32"):
+                number = float(f"{number:.7g}")  # 0.001, which float32 holds as 0.0010000000475
+            return plain_data(number, depth + 1)
         if type(value).__name__ in ("dtype", "device", "layout", "memory_format", "Size", "Float", "BFloat", "Int"):
             return str(value)
     if isinstance(value, type) or callable(value):
