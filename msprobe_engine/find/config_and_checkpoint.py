@@ -26,6 +26,7 @@ from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
+from msprobe_engine.find.difference.origin import TAKEN
 from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, SETTING, Diagnosis, Suspect
 from msprobe_engine.formats.checkpoint.model import RANDOM
 from msprobe_engine.formats.dump.reader import open_dump
@@ -220,7 +221,7 @@ def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
     if setting is not None:
         lead_with_setting(found.suspects, setting)
     else:
-        _blame_first_weights(found, [one for one in differences if one.sheet == WEIGHTS and one.severity == CHANGES and one.term != LATER])
+        _blame_first_weights(found, [one for one in differences if _before_first_step(one)])
 
 
 def blame_settings_alone(found: Diagnosis, differences: Sequence[Difference]) -> None:
@@ -236,8 +237,8 @@ def blame_settings_alone(found: Diagnosis, differences: Sequence[Difference]) ->
 
 def _blame_first_weights(found: Diagnosis, differences: Sequence[Difference]) -> None:
     """Where numbers of a monitor part in the step that the run begins with, weights that were other ones before it come first: what they
-    make of it does not name them. A monitor that watches parameters names them itself. Where FSDP gathers its parts of weights first, they
-    are the cause."""
+    make of it does not name them. A monitor that watches parameters names them itself. Where FSDP gathers its parts of weights first, or a
+    module takes in a buffer that its line of source does not name alone, they are the cause."""
     first = found.first_suspect
     alone = "a weight differs before the first step: {0}"
     weights = [_suspect(one) for one in differences[:MOST_SUSPECTS]]
@@ -248,7 +249,10 @@ def _blame_first_weights(found: Diagnosis, differences: Sequence[Difference]) ->
     if weights and first is not None and first.kind == "series" and first.step <= weights[0].step and "param_" not in first.record:
         found.suspects = [*weights, *found.suspects][:MOST_SUSPECTS]
     names = list(dict.fromkeys(one.name for one in differences if one.values))  # each rank has its part
-    if names and first is not None and first.step <= weights[0].step and _gathers_weights(first):
+    if first is not None and not (names and _gathers_weights(first)):
+        names = _weights_of_module(first, differences)
+        names = [] if any(name.rpartition(".")[2] in first.cause for name in names) else names
+    if names and first is not None and first.step <= weights[0].step:
         several = "{1} weights differ before the first step, the first is {0}"
         first.cause = Sentence(several, names[0], f"{len(names):,}") if names[1:] else Sentence(alone, names[0])
         first.why = Sentence("{0}; {1}", first.cause, first.why)
@@ -314,6 +318,10 @@ _OF_OPTIMIZER = re.compile(
 """Common names of settings that an update is made with."""
 
 
+_OF_WEIGHTS = frozenset(("rope_base", "rope_scaling", "position_embedding", "seed", "init_std", "init_rule", "initial_weights"))
+"""Common names of settings that weights and buffers are made with."""
+
+
 def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
     """The difference of settings that the first suspect follows from: one with its very values; in an update, one of the optimizer; of
     numbers of a monitor, the only one there is (where the two numbers of a step are said, one that only may change numbers is not).
@@ -327,10 +335,24 @@ def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference 
         same = next((one for one in settings if [_number(one.cmp), _number(one.bench)] == [_number(value) for value in values]), None)
         if same is not None:
             return same
+    if _weights_of_module(first, differences):
+        made = [one for one in settings if one.term in _OF_WEIGHTS]
+        return made[0] if len(made) == 1 else None
     if first.kind == "series":
         only = _only_one(differences)
         return None if only is not None and only.severity == MAY and first.cause else only
     return next((one for one in settings if _of_optimizer(one)), None) if first.parameter else None
+
+
+def _weights_of_module(first: Suspect, differences: Sequence[Difference]) -> list[str]:
+    """Weights and buffers of the module that takes in something else, where they were other ones before the first step."""
+    if first.kind != TAKEN or not first.module:
+        return []
+    return [one.name for one in differences if _before_first_step(one) and one.name.startswith(f"{first.module}.")]
+
+
+def _before_first_step(one: Difference) -> bool:
+    return one.sheet == WEIGHTS and one.severity == CHANGES and one.term != LATER
 
 
 def _only_one(differences: Sequence[Difference]) -> Difference | None:

@@ -12,10 +12,11 @@ import pytest
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.text.source_line import parse_line, place_in_source
 from msprobe_engine.find.argument_names import argument_name
-from msprobe_engine.find.config.difference import ENV, SETTINGS, Difference
-from msprobe_engine.find.config_and_checkpoint import explaining
+from msprobe_engine.find.config.difference import ENV, SETTINGS, WEIGHTS, Difference
+from msprobe_engine.find.config_and_checkpoint import blame_settings, explaining
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate
-from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.difference.origin import TAKEN
+from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.run import diagnose
 
 LINE = "File /job/model.py, line {0}, in {1}, \n {2}"
@@ -32,6 +33,8 @@ NAMES = [
     ("Tensor.addcdiv_.0.forward", "input.value", "param.addcdiv_(exp_avg, denom, value=-step_size)  # type: ignore", "-step_size"),
     ("Tensor.clamp.0.forward", "input.1", "x = x.clamp(0.5)", "clamp min"),
     ("Functional.gelu.0.forward", "input.approximate", "h = F.gelu(x)", "gelu approximate"),
+    ("Tensor.to.2.forward", "input.0", "freqs = ids[..., None].float() * self.inv_freq.to(device=x.device)", "self.inv_freq"),
+    ("Tensor.to.2.forward", "input.0", "y = self.cos.to(x.device) * self.sin.to(x.device)", "input.0"),
     ("Torch.own.0.forward", "input.2", "if own(a, b, self.sizes[0]):", "self.sizes[0]"),
     ("Torch.own.0.forward", "input.2", "own(*a, b, c)", "input.2"),
     ("Torch.own.0.forward", "input.2", "own(a,", "input.2"),
@@ -90,7 +93,7 @@ def _masked(root: Path, diagonal: dict[str, Any], digest: str, result: float) ->
     """A run that makes a mask, which takes in `diagonal`, and uses it by another call."""
     mask = {"type": "torch.Tensor", "dtype": "torch.bool", "shape": [4, 4], "Max": True, "Min": False, "Mean": None, "Norm": None}
     mask |= {"requires_grad": False} | ({"digest": digest} if digest else {})
-    _run(root, "Tensor.masked_fill.0.forward", [_tensor(2.0), mask], result)
+    _run(root, "Tensor.masked_fill.0.forward", [_tensor(2.0) | ({"digest": "same"} if digest else {}), mask], result)
     file = root / "dump" / "step0" / "rank0" / "dump.json"
     document = json.loads(file.read_text())
     made = {"input_args": [mask | {"Min": True}], "input_kwargs": diagonal, "output": [mask]}
@@ -121,6 +124,31 @@ def test_a_mask_that_was_not_compared(
     found = diagnose(*runs)
     assert first in found.headline()
     assert (said or "its result could not be compared (of bool the dumps hold Max and Min alone)") in found.suspects[0].why
+
+
+@pytest.mark.parametrize(
+    ("given", "extra", "said"),
+    [
+        (_tensor(2.0), "", "what goes in has the same statistics"),
+        (_tensor(2.0) | {"digest": "a"}, "roll", "what goes in is the same"),
+        (_tensor(2.0) | {"Min": 2.0}, "roll", "what goes in is the same"),
+        (_tensor(2.0), "roll", "its elements may stand in other places: only this run calls Tensor.roll.0.forward"),
+        (_tensor(2.0), "relu", "what goes in has the same statistics"),
+    ],
+)
+def test_statistics_do_not_say_that_elements_are_the_same(given: dict[str, Any], extra: str, said: str, tmp_path: Path) -> None:
+    """Elements that changed place have the same statistics: only digests, and equal extremes, say that what goes in is the same. A call of
+    one run that moves as many elements is named, though its result was not seen to go in."""
+    runs = [_run(tmp_path / name, "Torch.own.0.forward", [given], 3.0 - k) for k, name in enumerate(("target", "golden"))]
+    if extra:
+        file = runs[0] / "dump" / "step0" / "rank0" / "dump.json"
+        document = json.loads(file.read_text())
+        moved = {"input_args": [_tensor(7.0)], "input_kwargs": {}, "output": [_tensor(7.0)]}
+        document["data"][f"Tensor.{extra}.0.forward"] = moved
+        file.write_text(json.dumps(document))
+    found = diagnose(*runs)
+    assert found.suspects[0].record == "Torch.own.0.forward"
+    assert found.suspects[0].why.endswith(said)
 
 
 def test_runs_of_other_types(tmp_path: Path) -> None:
@@ -208,6 +236,29 @@ def test_the_only_setting_leads_where_no_call_is_known(differences: list[Differe
     assert explaining(Suspect("loss", "", 0, 0, kind="series"), differences) is expected
     known = expected if expected is not EPS else None  # one that only may matter does not stand in place of the two numbers of a step
     assert explaining(Suspect("loss", "", 0, 0, kind="series", cause="loss 2, golden 1"), differences) is known
+
+
+ROTARY = Difference(WEIGHTS, "m.rotary.cos", "m.rotary.cos", "digest a", "digest b", CHANGES, "other numbers in it", "")
+BASE = Difference(SETTINGS, "rope_theta", "rope_theta", "10000", "5e5", CHANGES, "another base", "rope_base")
+LAYERS = Difference(SETTINGS, "layers", "layers", "2", "3", CHANGES, "another depth", "num_layers")
+
+
+@pytest.mark.parametrize(
+    ("differences", "module", "cause", "expected"),
+    [
+        ([BASE, LAYERS, ROTARY], "m.rotary", "self.cos is not the same", "rope_theta = 5e5, golden 10000"),
+        ([LAYERS, ROTARY], "m.rotary", "factor is not the same", "a weight differs before the first step: m.rotary.cos"),
+        ([LAYERS, ROTARY], "m.rotary", "self.cos is not the same", "self.cos is not the same"),
+        ([BASE, ROTARY], "m.mlp", "factor is not the same", "factor is not the same"),
+        ([BASE], "m.rotary", "factor is not the same", "factor is not the same"),
+    ],
+)
+def test_a_buffer_is_named_and_the_setting_that_made_it(differences: list[Difference], module: str, cause: str, expected: str) -> None:
+    """A module takes in a buffer of its own that was another one before the first step: the only setting that buffers are made with is the
+    cause, else the buffer is named where the line of source does not name it."""
+    found = Diagnosis("divergence", [Suspect("Tensor.__mul__.0.forward", module, 0, 0, kind=TAKEN, cause=cause)])
+    blame_settings(found, differences)
+    assert found.suspects[0].cause == expected
 
 
 @pytest.mark.parametrize(

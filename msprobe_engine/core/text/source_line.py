@@ -117,6 +117,8 @@ def _of_call(node: ast.Call, function: str, place: int | str) -> str:
     called = node.func.attr if isinstance(node.func, ast.Attribute) else node.func.id if isinstance(node.func, ast.Name) else ""
     if called != function:
         return ""
+    if place == -1:
+        return _shown(node.func.value) if isinstance(node.func, ast.Attribute) else ""
     if isinstance(place, str):
         return next((_shown(one.value) for one in node.keywords if one.arg == place), "")
     return _shown(node.args[place]) if 0 <= place < len(node.args) else ""

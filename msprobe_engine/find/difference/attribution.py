@@ -7,7 +7,7 @@ another order of dimensions, a collective whose result nobody uses, or a tensor 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterator, Set
 from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import Tree
@@ -169,6 +169,20 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         if source in walker.extra or not walker.is_off(source):
             further = far + 1 if _hands_on(walker, source) else _FAR + 1
             todo += [(r, max(far, further)) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
+
+
+def lone_shuffle(walker: DifferenceWalk, tree: Tree, calls: Set[int], op: int) -> int | None:
+    """The first of `calls`, which one side alone makes, that is there to change the order of elements, of as many as a tensor has that a
+    record of the target takes in. Batches are often made ready before the first call that is recorded: the flow of elements is not known.
+    """
+    side = walker.side
+    taken = {distances.elements(side.shape[row]) for row in side.rows(op) if side.role[row] == INPUT and row not in side.values}
+    for call in sorted(calls):
+        if _api(tree.side, call) in _SHUFFLES:
+            given = {distances.elements(tree.side.shape[row]) for row in tree.side.rows(call) if tree.side.role[row] == OUTPUT}
+            if given & taken - {0, 1}:
+                return call
+    return None
 
 
 def changes_places(walker: DifferenceWalk, op: int) -> bool:

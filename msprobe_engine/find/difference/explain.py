@@ -15,6 +15,7 @@ from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
 from msprobe_engine.find.argument_names import argument_name, called
+from msprobe_engine.find.difference import attribution
 from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.origin import DifferenceOrigin
@@ -22,7 +23,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
 
 _FEW = 3
@@ -143,11 +144,33 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
     if _takes_redacted(walker, origin.op):
         return Sentence("{0} differs by {1}; of what goes in values are redacted, and whether they are the same is not known", place, size)
     if unknown := walker.not_compared(origin.op):
-        template = "{0} differs by {1}; {2} could not be compared ({3}), and the rest of what goes in is the same"
+        template = "{0} differs by {1}; {2} could not be compared ({3}), and the rest of what goes in has the same statistics"
         return Sentence(
             template, place, size, joined(", ", (place_of(side, row) for row in unknown[:_FEW])), _why_unknown(walker, unknown[0])
         )
-    return Sentence("{0} differs by {1}; what goes in is the same", place, size)
+    if _same_elements(walker, origin.op):
+        return Sentence("{0} differs by {1}; what goes in is the same", place, size)
+    said = Sentence("{0} differs by {1}; what goes in has the same statistics", place, size)
+    if (own := attribution.lone_shuffle(walker, walker.target, walker.extra, origin.op)) is not None:
+        return Sentence("{0}, and its elements may stand in other places: only this run calls {1}", said, side.ops[own])
+    if (lost := attribution.lone_shuffle(walker, walker.golden, walker.missing, origin.op)) is not None:
+        return Sentence("{0}, and its elements may stand in other places: only the golden run calls {1}", said, golden.ops[lost])
+    return said
+
+
+def _same_elements(walker: DifferenceWalk, op: int) -> bool:
+    """What a record takes in has the same statistics: are its elements the same, too? Digests say so, elements that were saved, and
+    statistics of one number."""
+    side, golden, measured = walker.side, walker.golden.side, walker.measured
+    for at in walker.span_of(op):
+        row, other = walker.rows[at]
+        if side.role[row] in (OUTPUT, PARAMETERS_GRAD) or row in side.values or measured.elements[at]:
+            continue
+        digests = (side.md5[row] and golden.md5[other]) or ("digest" in side.extra.get(row, ()) and "digest" in golden.extra.get(other, ()))
+        largest, least, *_ = side.stats[row]
+        if not digests and distances.elements(side.shape[row]) > 1 and largest != least:
+            return False
+    return True
 
 
 def cause(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
