@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
+import os
 import shlex
 from collections.abc import Sequence
 from pathlib import Path
@@ -17,9 +19,21 @@ GOLDEN = "LAUNCH LINE OF GOLDEN"
 
 
 def again_both(options: str) -> list[str]:
-    """Both trainings once more with these options, and the comparison."""
-    both = (("again", UNKNOWN), ("again_golden", GOLDEN))
-    return [*(f"msprobe run {options} --output-dir {place} -- {line}" for place, line in both), "msprobe diagnose again again_golden"]
+    """Both trainings once more with these options, and the comparison. The golden one comes first: the end of the second names it."""
+    mine, theirs = new_places()
+    both = ((theirs, GOLDEN), (mine, UNKNOWN))
+    return [*(f"msprobe run {options} --output-dir {place} -- {line}" for place, line in both), f"msprobe diagnose {mine} {theirs}"]
+
+
+def new_places() -> tuple[str, str]:
+    """Names for the output directories of both trainings that nothing in the working directory has: one of them may be what was just
+    compared."""
+    for number in itertools.count(1):
+        ending = f"_{number}" if number > 1 else ""
+        names = f"again{ending}", f"again_golden{ending}"
+        if not any(map(os.path.lexists, names)):
+            break
+    return names
 
 
 def with_launch_lines(commands: Sequence[str], target: Path | None, golden: Path | None) -> list[str]:

@@ -16,7 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import detect, findings
 from msprobe_engine.find.config_and_checkpoint import INCIDENTS, pack_beside
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.find.launch_line import GOLDEN
+from msprobe_engine.find.launch_line import GOLDEN, new_places
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
@@ -177,9 +177,10 @@ def _say_nothing_compared(found: Diagnosis, target: Parts, golden: Parts) -> Non
     found.nothing = said
     steps = ",".join(map(str, found.steps[:MOST_STEPS]))
     options = "--preset watch" if target.dump is None else f"--preset dump --set 'dump.step=[{steps}]'"
+    _, place = new_places()
     found.next = [
-        f"msprobe run {options} --output-dir again_golden -- {GOLDEN}",
-        f"msprobe diagnose {shlex.quote(str(target.path))} again_golden",
+        f"msprobe run {options} --output-dir {place} -- {GOLDEN}",
+        f"msprobe diagnose {shlex.quote(str(target.path))} {place}",
     ]
 
 

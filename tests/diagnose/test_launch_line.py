@@ -8,7 +8,7 @@ import pytest
 
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.process.variables import LAUNCH_LINE
-from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN, with_launch_lines
+from msprobe_engine.find.launch_line import GOLDEN, UNKNOWN, again_both, with_launch_lines
 from msprobe_engine.formats.pack.entries import of_rank
 
 RUN, BOTH = f"msprobe run -- {UNKNOWN}", [f"a -- {UNKNOWN}", f"b -- {GOLDEN}", "c"]
@@ -34,3 +34,16 @@ def test_commands(commands: list[str], target: str | None, golden: str | None, e
         packs.append(tmp_path / name / "pack.zip")
     assert with_launch_lines(commands, *packs) == expected
     assert with_launch_lines(commands, None, None) == commands
+
+
+def test_both_trainings_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The golden one first, because the end of the second run names the one before it; in directories that are new."""
+    monkeypatch.chdir(tmp_path)
+    for name, ending in (("", ""), ("again", "_2"), ("again_golden_2", "_3")):
+        if name:
+            (tmp_path / name).mkdir()
+        assert again_both("-x") == [
+            f"msprobe run -x --output-dir again_golden{ending} -- {GOLDEN}",
+            f"msprobe run -x --output-dir again{ending} -- {UNKNOWN}",
+            f"msprobe diagnose again{ending} again_golden{ending}",
+        ]

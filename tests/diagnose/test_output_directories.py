@@ -181,7 +181,7 @@ def test_the_headline_names_the_steps_that_were_dumped(monitored: bool, said: st
             (place / "scalars_0-9.csv").write_text("step,name,value\n0,loss,1.0\n1,loss,1.0\n2,loss,1.0\n")
     found = diagnose(tmp_path / "bad", tmp_path / "good")
     assert (found.finding, found.headline()) == ("none", f"No difference beyond round-off {said}")
-    assert found.next[0] == "msprobe run --preset watch --output-dir again -- LAUNCH LINE"
+    assert found.next[1] == "msprobe run --preset watch --output-dir again -- LAUNCH LINE"
 
 
 def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
