@@ -120,6 +120,7 @@ def _micro_batches(
     decay: float = 1.0,
     unsummed: bool = False,
     adds: bool = False,
+    fetches: int = 0,
 ) -> Path:
     """A dump of micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
@@ -133,6 +134,7 @@ def _micro_batches(
         decay: what weights are multiplied by before it; 1.0: no such call.
         unsummed: each rank updates one weight by the gradient of its own micro batches.
         adds: a gradient is that of all micro batches so far, of one rank.
+        fetches: calls that fetch the next micro batch, between two of them and behind the update.
     """
     number = np.random.default_rng(0)
     made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
@@ -145,8 +147,15 @@ def _micro_batches(
 
     for rank in range(ranks):
         data: dict[str, object] = {}
+
+        def fetch(data: dict[str, object] = data) -> None:
+            for call in range(fetches):
+                data[f"Torch.stack.{len(data)}.forward"] = {"input_args": [], "input_kwargs": {}, "output": [tensor(np.arange(16.0) + call)]}
+
         for call, first in enumerate(range(rank * 4 // micro, 4, ranks * 4 // micro)):
             part = range(first, first + 4 // micro)
+            if call:
+                fetch()
             for name in "abcdef":
                 x, weight = tensor(np.concatenate([made[one, name] for one in part])), tensor(weights[name], "torch.float32")
                 known = {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}}
@@ -169,6 +178,7 @@ def _micro_batches(
             taken = [tensor(weight, "torch.float32"), tensor(whole, "torch.float32", False), tensor(whole**2, "torch.float32", False)]
             given = [tensor(weight - rate / whole, "torch.float32")]
             data[f"Tensor.addcdiv_.{call}.forward"] = {"input_args": taken, "input_kwargs": scale, "output": given}
+        fetch()
         place = path / "step0" / f"rank{rank}"
         place.mkdir(parents=True)
         document = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": data}
@@ -176,6 +186,15 @@ def _micro_batches(
         (place / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
         (place / "stack.json").write_text("{}")
     return path
+
+
+@pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.5, "Module.c.Linear.parameters_grad.0")], ids=["right", "a gradient"])
+def test_a_batch_that_is_fetched_behind_the_update_belongs_to_no_micro_batch(off: float, record: str | None, tmp_path: Path) -> None:
+    """Accelerate fetches the next batch early: behind the last micro batch its calls follow the update, and are no partners of those
+    between two micro batches, however many they are."""
+    run = _micro_batches(tmp_path / "run", 1, 4, off=off, fetches=40)
+    found = diagnose(run, _micro_batches(tmp_path / "golden", 1, 1, fetches=40))
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
 
 
 @pytest.mark.parametrize("micro", [(4, 4), (2, 1), (4, 1)], ids=["as many", "of the whole batch", "two on each rank"])

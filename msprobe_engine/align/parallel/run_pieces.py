@@ -13,7 +13,7 @@ from msprobe_engine.align.calls.call_tree import Kind, Tree
 from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.merge_statistics import Floats
-from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
+from msprobe_engine.align.parallel.micro_batches import Piece, last_backward, subset
 from msprobe_engine.formats.dump.dump_table import PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.comparable_dtypes import plain
@@ -51,12 +51,17 @@ class Run:
         self.various: set[Kind] = set()  # kinds of calls that some ranks make more often in the update
         self.rows: list[dict[int, int] | None] = [None]  # row of the first piece -> row of this one; None: the same
         for piece in self.pieces[1:]:
-            self.rows.append(None if _alike(self.first, piece.side) else self._beside(piece.side))
+            self.rows.append(None if _alike(self.first, piece.side) else self._beside(piece))
         self.micro = 1 + max(piece.micro for piece in self.pieces)
         self._stats = [piece.side.stats for piece in self.pieces]
 
-    def _beside(self, side: DumpTable) -> dict[int, int]:
+    def _beside(self, piece: Piece) -> dict[int, int]:
+        side = piece.side
         tree = LooseTree(side)
+        if piece.micro and (tail := last_backward(self.tree) + 1) < len(self.first.ops):
+            # a later micro batch has no update, and the next step's batch, which may be fetched after the update, is not its own
+            calls = LooseTree(subset(self.first, range(tail)))
+            return dict(distances.paired_rows(calls.side, side, Matcher(calls, tree).run(one_batch=False).pairs)[0])
         mine, theirs = updates(self.tree), updates(tree)
         other = {kind for kind in mine if mine[kind] != theirs[kind]}  # a rank leaves the norms of replicas to another
         self.various |= other
