@@ -38,6 +38,8 @@ def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
             values.update(flattened({f"accelerate.{name}": data}))
     steps = plain_data(_shared(module, "GradientState").get("plugin_kwargs"))
     if isinstance(steps, dict):
+        if steps.get("num_steps") == 1:  # the default; Transformers says it too, and accumulates by itself
+            del steps["num_steps"]
         values.update({f"accelerate.gradient_accumulation_{name.removeprefix('num_')}": value for name, value in steps.items()})
     variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ}
     return told(values, "accelerate", variables=variables)

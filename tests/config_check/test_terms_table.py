@@ -141,6 +141,7 @@ def test_names_of_megatron_are_fields_of_its_configuration() -> None:
         ("model.model_config.seq_length", "sequence_length"),
         ("deepspeed:gradient_clipping", "clip_grad"),
         ("optimizer.type", "optimizer"),
+        ("accelerate.gradient_accumulation_steps", "gradient_accumulation"),
     ],
 )
 def test_a_name_finds_its_term(name: str, term: str) -> None:

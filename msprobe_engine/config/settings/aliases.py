@@ -15,8 +15,8 @@ from msprobe_engine.config.severity import SHORT
 from msprobe_engine.core.text.sentences import Sentence
 
 ANY = "any"
-FRAMEWORKS = ("torchtitan", "megatron", "mindspore", "transformers", "lightning", "deepspeed", "torch")
-"""Whose defaults hold comes first where a configuration speaks of several: DeepSpeed and torch are driven by the others."""
+FRAMEWORKS = ("torchtitan", "megatron", "mindspore", "transformers", "lightning", "accelerate", "deepspeed", "torch")
+"""Whose defaults hold comes first where a configuration speaks of several: Accelerate, DeepSpeed and torch are driven by the others."""
 
 _ALIAS = re.compile(r"(?P<form>not |2\*\*)?(?P<name>[^\[\]]+?)(?:\[(?P<index>[0-9]+)\])?")
 
