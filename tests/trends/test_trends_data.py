@@ -239,6 +239,14 @@ def test_two_runs_share_their_axes_and_the_first_difference_is_found() -> None:
     assert all(f.factor == pytest.approx(1 / 3) for f in trends.apart)
 
 
+def test_a_difference_is_as_large_as_it_is_drawn() -> None:
+    """Of the larger of both numbers, whatever the step and however many ranks differ."""
+    for ranks in (1, 8):
+        one, two = ({"m": {rank: {"x": {s: [number] for s in range(9)}} for rank in range(ranks)}} for number in (0.002, 0.001))
+        (found,) = collect([Made(one, "a"), Made(two, "b")]).apart
+        assert found.factor == pytest.approx(0.5)
+
+
 def test_the_limit_follows_how_the_runs_begin() -> None:
     """Runs that begin alike are apart at the smallest difference; runs that never were quite the same at one in a thousand."""
     for first, limit in ((0.0, 1e-6), (1e-5, 1e-3)):

@@ -334,7 +334,8 @@ def _far(a: Grid, b: Grid, sizes: list[Grid] | None) -> Numbers:
     size = None if sizes is None else _largest([over_ranks(grid) for grid in sizes])
     far = np.maximum(_relative(x.high, y.high, size), _relative(x.low, y.low, size))
     if a.sums is not None and b.sums is not None:
-        far = np.fmax(far, a.sums.distance(b.sums, _largest([x, y]) if size is None else size, _NOT_EQUAL))
+        sums = a.sums.distance(b.sums, _largest([x, y]) if size is None else size, _NOT_EQUAL)
+        far = np.where(far > APART, far, np.fmax(far, sums))  # sums only tell that there is a difference, not how large it is
         far[~a.sums.of_the_same(b.sums)] = np.nan
     far[x.missing | y.missing] = np.nan
     return far
