@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import difflib
 import importlib
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
@@ -101,6 +102,18 @@ exit codes:
        nan_analyze, trends, and any command whose files hold what no reader expects) or run (acc_check)
   4    a bug in this tool: please report it with the output of --debug
   130  interrupted"""
+
+
+def _symptoms_text(page: str) -> str:
+    """The page of symptoms for a terminal, without Markdown: below each symptom the command, and the name of the page on it."""
+    lines: list[str] = []
+    for line in re.sub(r"\[([^\]]+)\]\([^)]+\)", r"\1", page).replace("`", "").splitlines():
+        if not line.startswith("|"):
+            lines.append(line.lstrip("# "))
+        elif not line.startswith(("| symptom |", "| ---")):
+            symptom, command, name = line.strip("| ").split(" | ")
+            lines += [symptom, f"    {command}", f"    page: {name}"]
+    return "\n".join([*lines, ""])
 
 
 def _parser_of_commands(prog: str, usage: str, description: str, commands: Mapping[str, Command], examples: str) -> argparse.ArgumentParser:
@@ -207,7 +220,8 @@ def main(argv: Sequence[str] | None = None) -> int:
             top.print_help()
             return DONE
         if rest[1:] and (page := PAGES.get(rest[1])):
-            print(Path(__file__).with_name(page).read_text(encoding="utf-8"), end="")
+            text = Path(__file__).with_name(page).read_text(encoding="utf-8")
+            print(_symptoms_text(text) if rest[1] == "symptoms" else text, end="")
             return DONE
         rest = [*(word for word in rest[1:] if not word.startswith("-")), "--help"]
     name, *given = [*ALIASES.get(rest[0], rest[0]).split(), *rest[1:]]

@@ -150,6 +150,16 @@ def test_the_newest_of_the_saves_of_a_run(tmp_path: Path) -> None:
     assert "the newest by its number, checkpoint-10, is taken" in found.notes[0]
 
 
+def test_one_file_is_not_compared_with_itself(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """The first line says that nothing was compared; of tensors of one element that differ it says the numbers."""
+    for name, value in (("a", 1.0), ("b", 3.0)):
+        torch.save({"w": torch.full((1,), value)}, tmp_path / f"{name}.pt")
+    assert main(["ckpt", "diff", str(tmp_path / "a.pt"), str(tmp_path / "a.pt")]) == 0
+    assert capsys.readouterr().out.startswith("Nothing was compared: both sides are the same directory or file")
+    assert main(["ckpt", "diff", str(tmp_path / "a.pt"), str(tmp_path / "b.pt")]) == 1
+    assert "the numbers 1 and 3" in capsys.readouterr().out
+
+
 def test_top_does_not_hide_values(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """--top is of tensors; of values twenty are listed, and how many more there are is said."""
     for name, add in (("a", 0), ("b", 1)):

@@ -151,7 +151,7 @@ def monitored(root: Path, rank: int, steps: range, alerts: int = 0, *, numbers: 
     if numbers:
         (here / "scalars_0-99.csv").write_text("step,name,value\n" + "".join(f"{step},loss,1.5\n" for step in steps))
     if alerts:
-        (here / "alerts.jsonl").write_text("{}\n" * alerts)
+        (here / "alerts.jsonl").write_text("{}\n" * alerts + '{"extra":{"over":true}}\n')
 
 
 def test_a_monitored_run(tmp_path: Path) -> None:

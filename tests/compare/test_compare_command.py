@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 from pathlib import Path
 
 import pytest
@@ -74,6 +75,20 @@ def test_the_way_of_8_1_1(tmp_path: Path) -> None:
     assert advice.read_text().startswith("Line: ")
     assert run("-i", given, "-o", tmp_path / "two", "-c") == 1
     assert not list((tmp_path / "two").glob("advisor*"))
+
+
+def test_the_way_of_8_1_1_without_the_package_of_workbooks(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The table is a csv, which one line says, and the exit code is that of the comparison; a workbook that was asked for is an error."""
+    monkeypatch.setitem(sys.modules, "xlsxwriter", None)
+    target, golden = pair(tmp_path, 1, wrong=2)
+    given = tmp_path / "compare.json"
+    given.write_text(json.dumps({"npu_path": f"{target}/step0/rank0/dump.json", "bench_path": f"{golden}/step0/rank0/dump.json"}))
+    assert run("-i", given, "-o", tmp_path / "out") == 1
+    assert len(list((tmp_path / "out").glob("compare_result_*.csv"))) == 1
+    assert "msprobe-integrations[xlsx]" in capsys.readouterr().err
+    assert run("-i", given, "-o", tmp_path / "two", "--xlsx") == 2
 
 
 def test_compat_ends_with_0(tmp_path: Path) -> None:

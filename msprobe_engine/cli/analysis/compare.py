@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help=f"default: {RESULTS_OF_RUN.format('compare')}, else ./output",
     )
     out.add_argument("--csv", action="store_true", help="tables as csv (default with -tp)")
-    out.add_argument("--xlsx", action="store_true", help="tables as xlsx (default with -i)")
+    out.add_argument("--xlsx", action="store_true", help="tables as xlsx (default with -i where xlsxwriter is installed)")
     out.add_argument("--parquet", action="store_true", help="tables as parquet")
     out.add_argument("--html", action="store_true", help="tables as pages to search")
     out.add_argument("--columns", choices=("8.1.1", "26.2.0"), help="columns of that version; default: 8.1.1 with -i, else 26.2.0")
@@ -163,6 +163,7 @@ def _options(args: argparse.Namespace, log: bool, own_stack: bool, given: Mappin
 
     from msprobe_engine.align.sources import numbers
     from msprobe_engine.measure.options import NEW, OLD, CompareOptions
+    from msprobe_engine.report.table_files import workbook_or_csv
 
     points = bool(given.get("common"))
     old = args.columns == OLD or (args.columns is None and bool(args.input_path))
@@ -178,7 +179,7 @@ def _options(args: argparse.Namespace, log: bool, own_stack: bool, given: Mappin
         layer_mapping=args.layer_mapping,
         stack=args.stack_mode if own_stack else None,
         advisor=old and not args.compare_only,
-        formats=formats or (("xlsx",) if args.input_path and not points else ("csv",)),
+        formats=formats or (workbook_or_csv() if args.input_path and not points else "csv",),
         tensor_log=log,
         ranks=numbers(args.rank, "--rank") or frozenset(given.get("rank_id", ())),
         steps=numbers(args.step, "--step") or frozenset(given.get("step_id", ())),

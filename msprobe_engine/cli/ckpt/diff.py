@@ -77,12 +77,13 @@ def run(args: argparse.Namespace) -> int:
     if args.output_path is not None:
         outputs += [("-o", path) for path in files.paths(args.output_path)]
     refuse_overwriting(outputs, [*meant(args.a), *meant(args.b), *([args.map] if args.map else [])])
-    warn_same_files(args.a, args.b)
+    same = warn_same_files(args.a, args.b)
     options = Options(
         atol=args.atol, rtol=args.rtol, memory_mb=args.memory_mb, workers=args.workers, trust=args.trust, quick=args.quick,
         model_only=args.model_only, mapping=args.map, output=args.output_path, resume=args.resume,
     )  # fmt: skip
     found = diff(args.a, args.b, options)
+    found.same_files = same
     shown = {"only_different": args.only_different, "top": args.top}
     # The verdict first: it is not lost when a report cannot be written.
     print(files.json_text(found, **shown).rstrip() if args.json == "-" else text(found, TOP if args.top is None else args.top))

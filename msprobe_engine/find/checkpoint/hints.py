@@ -114,10 +114,10 @@ class _Explaining:
         return ""
 
     def _few(self, pair: Pair, result: TensorResult) -> str:
-        """One changed element: which bits; of a counter or another single number the two numbers."""
+        """One changed element: which bits; of a tensor of one element the two numbers."""
         if result.changed != 1 or result.max_at is None:
             return ""
-        if not result.shape_a or (result.state == "step" and result.numel == 1):
+        if result.numel == 1:
             numbers = [values.reshape(-1)[0].item() for values in map(self._contents.sample, (pair.a, pair.b)) if values.size == 1]
             what = Sentence("optimizer steps") if result.state == "step" else Sentence("the numbers")
             return Sentence("{0} {1} and {2}", what, f"{numbers[0]:.10g}", f"{numbers[1]:.10g}") if len(numbers) == 2 else ""

@@ -23,6 +23,7 @@ from msprobe_engine.find.checkpoint.tensor_result import (
     WITHIN,
     TensorResult,
 )
+from msprobe_engine.find.findings import SAME_FILES
 from msprobe_engine.formats.checkpoint.model import MODEL, RANDOM
 
 _LONGEST_VALUE = 60
@@ -96,6 +97,7 @@ class Result:
         not_compared: what says nothing of a difference, with reasons.
         values: plain values that differ. values_equal: how many are the same.
         hints: what several differences together look like.
+        same_files: both sides are one path, so that they are equal says nothing.
         seconds, nbytes: of the comparison.
     """
 
@@ -112,6 +114,7 @@ class Result:
     atol: float = 0.0
     rtol: float = 0.0
     quick: bool = False
+    same_files: bool = False
     seconds: float = 0.0
     nbytes: int = 0
     resumed: int = 0
@@ -157,6 +160,8 @@ class Result:
     def verdict(self) -> str:
         """The first line of every report."""
         n = len(self.tensors)
+        if self.code == SAME and self.same_files:
+            return SAME_FILES
         if self.code == SAME:
             return Sentence("equal: {0} ({1})", counted(n, "tensor"), self._ground()) + self._beside()
         if self.code == UNKNOWN:

@@ -20,6 +20,8 @@ from msprobe_engine.formats.monitor.run_layout import RankDirectory, open_file, 
 SCALARS = "scalars"
 _SPAN = 4096
 """Bytes at the end of a table in which its last line is looked for."""
+_OVER = b'"over":true'
+"""In the line of an alert: it says that an earlier one is over."""
 
 
 @dataclass
@@ -31,7 +33,7 @@ class Listing:
         directories: how many there are; more than ranks after a restart.
         first, last: steps of the tables; None without tables.
         nbytes: of all of them.
-        alerts: lines of the files of alerts.
+        alerts: lines of the files of alerts, but for those that say that one is over.
         lost: what the files say that the run has lost, in sentences.
         ended: how many directories say which way the run ended.
         others: directories of other runs, which are counted in nothing else.
@@ -87,7 +89,7 @@ def list_monitor(root: Path) -> Listing | None:
         for entry in _entries(directory.path):
             out.files += 1
             out.nbytes += _size(entry)
-            out.alerts += _lines(directory.path / ALERTS_FILE) if entry.name == ALERTS_FILE else 0
+            out.alerts += _alerts(directory.path / ALERTS_FILE) if entry.name == ALERTS_FILE else 0
             if entry.name == FILE:
                 out.lost += lost_in(Path(entry.path))
             if of := families_of(entry.name):
@@ -141,10 +143,10 @@ def _last_line(file: BinaryIO) -> bytes:
     return whole.rpartition(b"\n")[2]
 
 
-def _lines(path: Path) -> int:
+def _alerts(path: Path) -> int:
     try:
         with open_file(path) as file:
-            return sum(block.count(b"\n") for block in iter(lambda: file.read(1 << 20), b""))
+            return sum(line.endswith(b"\n") and _OVER not in line for line in iter(lambda: file.readline(1 << 20), b""))
     except OSError:
         return 0
 

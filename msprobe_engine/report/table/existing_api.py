@@ -112,6 +112,7 @@ def _run(
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.measure.options import NEW, OLD, CompareOptions
     from msprobe_engine.report.table.api import compare_dumps
+    from msprobe_engine.report.table_files import workbook_or_csv
 
     unknown = sorted(given.keys() - _KNOWN)
     if unknown:
@@ -130,7 +131,7 @@ def _run(
         layer_mapping=given.get("layer_mapping") or None,
         stack=show,
         advisor=old and bool(given.get("auto_analyze", True)),
-        formats=("xlsx",) if old or given.get("xlsx") else ("csv",),
+        formats=("xlsx",) if given.get("xlsx") else (workbook_or_csv() if old else "csv",),
         tensor_log=bool(given.get("is_print_compare_log", old)),
         postprocess=given.get("config") or None,
         consistent_check=bool(given.get("consistent_check")),

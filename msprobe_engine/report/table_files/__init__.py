@@ -93,6 +93,19 @@ def check_format(mode: str) -> None:
         raise MissingExtraError(package, mode, f"a table as {mode} (csv needs nothing)")
 
 
+def workbook_or_csv() -> str:
+    """The format of the tables of 8.1.1 where none was asked for: xlsx; csv where xlsxwriter is not installed, which is said."""
+    import sys
+    from importlib.util import find_spec
+
+    from msprobe_engine.core.distribution import install_command
+
+    if find_spec("xlsxwriter") is not None:
+        return "xlsx"
+    print(f"note: the tables are written as csv: xlsx needs xlsxwriter ({install_command('xlsx')})", file=sys.stderr)
+    return "csv"
+
+
 def output_directory(path: str | Path) -> Path:
     """The directory that files go to; it is made when it is not there.
 
