@@ -239,12 +239,15 @@ def test_what_only_a_run_knows_is_not_asked_of_a_script(
 def test_the_text_names_what_is_harmless_what_is_not_installed_and_what_neither_has(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Up to five names of harmless differences; a package of one side; no samples and random calls in packs of runs."""
+    """Up to five names of harmless differences; a package of one side; no samples and random calls in packs of runs. A variable that may
+    change the numbers is a warning."""
     for name, pip in (("a", "torch=2.0\n"), ("b", "torch=2.0\ntriton=3.0\n" + "".join(f"zz{i}=1\n" for i in range(7)))):
-        PackWriter(tmp_path / f"{name}.zip", rank=0, world_size=1, framework="pytorch").add({"pip": pip})
+        about = {"ACCELERATE_USE_CPU": str(name == "a")}
+        PackWriter(tmp_path / f"{name}.zip", rank=0, world_size=1, framework="pytorch").add({"pip": pip, "env": about})
     assert main(["config_check", "-c", str(tmp_path / "a.zip"), str(tmp_path / "b.zip"), "-o", str(tmp_path / "out")]) == 1
     said = capsys.readouterr().out
     assert "pip: triton: 3.0, golden not installed" in said
+    assert "env warning" in said
     assert "pip zz0, pip zz1, pip zz2, pip zz3, pip zz4 and 2 more" in said
     assert "neither pack has samples and random calls" in said
 

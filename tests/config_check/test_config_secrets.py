@@ -202,7 +202,7 @@ def test_a_masked_variable_that_matters_is_no_all_clear(tmp_path: Path) -> None:
         PackWriter(packs[name]).add({"env": about.values, entries.of_rank("withheld", 0): about.entry(), **whole})
     plain, masked_one = (compare_packs(packs[name], packs[name]) for name in ("plain", "masked"))
     assert (plain.exit_code, plain.not_shown) == (0, 1)
-    assert headline(plain) == "No difference that matters; 1 value cannot be compared."
+    assert headline(plain) == "No difference that matters; 1 value cannot be compared, see the notes of config_check."
     assert (masked_one.exit_code, masked_one.unknown) == (3, ["XLA_FLAGS"])
     assert headline(masked_one).startswith("Cannot tell")
 

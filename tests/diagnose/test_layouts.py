@@ -150,7 +150,11 @@ def _micro_batches(
 
         def fetch(data: dict[str, object] = data) -> None:
             for call in range(fetches):
-                data[f"Torch.stack.{len(data)}.forward"] = {"input_args": [], "input_kwargs": {}, "output": [tensor(np.arange(16.0) + call)]}
+                data[f"Torch.stack.{len(data)}.forward"] = {
+                    "input_args": [],
+                    "input_kwargs": {},
+                    "output": [tensor(np.arange(16.0) + call)],
+                }
 
         for call, first in enumerate(range(rank * 4 // micro, 4, ranks * 4 // micro)):
             part = range(first, first + 4 // micro)

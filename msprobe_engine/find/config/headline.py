@@ -36,8 +36,9 @@ def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> Sente
         if harmless:
             said = Sentence("{0} ({1} harmless)", said, harmless)
         if found.not_shown == 1:
-            return Sentence("{0}; 1 value cannot be compared.", said)
-        return Sentence("{0}; {1} values cannot be compared.", said, found.not_shown) if found.not_shown else Sentence("{0}.", said)
+            return Sentence("{0}; 1 value cannot be compared, see the notes of config_check.", said)
+        template = "{0}; {1} values cannot be compared, see the notes of config_check."
+        return Sentence(template, said, found.not_shown) if found.not_shown else Sentence("{0}.", said)
     told = {severity: _in_lines(counts[severity], (lines or {}).get(severity, counts[severity])) for severity in (CHANGES, MAY)}
     parts = []
     if counts[CHANGES] == 1:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING
+from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING, level
 from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison
@@ -31,8 +31,13 @@ def page(found: Comparison) -> str:
         parts.append(tiles((_t(key), counts[severity], _TONES[severity] if counts[severity] else "") for severity, key in names))
     parts += section(_t("differences"), _differences(found.differences))
     checkers = [
-        (_word(name), badge(_t(verdict), _VERDICTS[verdict]), sheet.compared, sum(one.matters for one in sheet.differences))
-        for name, verdict in found.summary().items()
+        (
+            _word(name),
+            badge(_t(level(sheet.severity)), _VERDICTS[level(sheet.severity)]),
+            sheet.compared,
+            sum(one.matters for one in sheet.differences),
+        )
+        for name in found.summary()
         for sheet in (found.sheets[name],)
     ]
     parts += section(_t("checkers"), table(_head("checker", "verdict", "compared", "n_differences"), checkers, numbers={2, 3}))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from msprobe_engine.config.severity import CHANGES, MAY
+from msprobe_engine.config.severity import CHANGES, MAY, level
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.config.difference import folded
@@ -23,7 +23,7 @@ def text(found: Comparison, top: int = TOP) -> str:
         for severity in (CHANGES, MAY)
     }
     lines: list[str] = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
-    words = ", ".join(f"{name} {verdict}" for name, verdict in found.summary().items())
+    words = ", ".join(f"{name} {level(found.sheets[name].severity)}" for name in found.summary())
     lines += _named("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
     for severity, sentences in told.items():
         if len(sentences) > top:

@@ -101,7 +101,7 @@ const Lists = (() => {
         if (only && only.rule !== rule) continue;
         const n = run.lanes.filter((lane) => lane.rule === rule).flatMap((lane) => lane.marks).reduce((sum, [, more]) => sum + more, 0), one = run.meanings.find((meaning) => meaning.rule === rule);
         Kit.make("button", Kit.make("dt", facts), Kit.name(rule) + " (" + Kit.count(n) + ")", "t-rule").onclick = () => { only = { run: r, rule, column: null }; draw(); };
-        Kit.make("dd", facts, Kit.name(one ? [one.meaning, one.next].map(Kit.said).filter(Boolean).join("; ") : "", 500));
+        Kit.make("dd", facts, Kit.name(one ? [one.meaning, one.next].map(Kit.said).filter(Boolean).map((text) => text.replace(/[.。]$/, "")).join("; ") : "", 500));
       }
       for (const alert of shown) {
         const [metric, target] = place(alert), where = Kit.t("trends.step_n", alert.step) + " · " + Kit.t("trends.rank_n", alert.rank);
