@@ -83,8 +83,8 @@ def test_texts_of_files_have_chinese() -> None:
             "nan_inf：w (grad, reduced)，卡 1 第 3 步：64 个元素中有 8 个 NaN、2 个 +Inf；应为只有有限值（另有 3 个）",
         ),
         (
-            "off by 3.1 of its size, 40 times what round-off explains; what went in is the same",
-            "相差其大小的 3.1，为舍入误差可解释的 40 倍；输入一致",
+            "off by 3.1 of its size, 40 times what round-off explains; what is recorded of what went in is the same",
+            "相差其大小的 3.1，为舍入误差可解释的 40 倍；输入的记录一致",
         ),
         ("my_rule: of another version", "my_rule: of another version"),
     ],

@@ -192,7 +192,7 @@ class RowProjection:
             return f"{self._size(at)}; nothing else explains it"
         if self.entered[at]:
             return f"{self._size(at)}; no record before it is off"
-        same = "what went in could not be compared whole" if self._taken_in_unknown(at) else "what went in is the same"
+        same = "what went in could not be compared whole" if self._taken_in_unknown(at) else "what is recorded of what went in is the same"
         return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else same}"
 
     def _follows(self, at: int) -> str:
