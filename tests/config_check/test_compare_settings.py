@@ -175,6 +175,14 @@ def test_a_part_of_the_global_batch_says_what_it_does() -> None:
     assert (one.term, one.severity) == ("micro_batch_size", MAY)
 
 
+def test_a_part_of_a_batch_of_unknown_size_may_change_the_numbers() -> None:
+    """Twice the micro batches may be of half the size each; neither side says how large they are."""
+    side = {"seed": 1, "accelerate.gradient_accumulation_steps": 2}
+    for other in (side | {"accelerate.gradient_accumulation_steps": 4}, {"seed": 1}):
+        sides = [PackSettings([Setting(*item, framework="accelerate") for item in values.items()]) for values in (side, other)]
+        assert _one(compare_settings(*sides, "file")).severity == MAY
+
+
 def test_another_number_of_ranks_is_another_global_batch() -> None:
     """A batch that nobody has set is computed of the ranks of each side."""
     found = compare_settings(_side(DEEPSPEED, world_size=2), _side(DEEPSPEED, world_size=4), "file")

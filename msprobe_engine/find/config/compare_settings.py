@@ -180,7 +180,7 @@ class _Comparison:
             return one is not None and term.nothing is not None and normalize.same(one.value, term.nothing)
         self.out.compared += 1
         if not normalize.same(a.value, b.value):
-            self._difference(term, a, b)
+            self._difference(self._of_unknown_batch(term), a, b)
         return True
 
     def _quantity(self, name: str) -> tuple[Quantity | None, Quantity | None]:
@@ -233,6 +233,11 @@ class _Comparison:
             return term
         why = Sentence("the {0} is {1} on both sides, and its sums are made in other parts", term.feeds.replace("_", " "), whole[0].value)
         return replace(term, severity=MAY, why=why)
+
+    def _of_unknown_batch(self, term: Term) -> Term:
+        """A part of a batch of which a side does not say the size: others may make up for it (twice the micro batches, half as large)."""
+        unknown = term.feeds == "global_batch_size" and not all(self._quantity(term.feeds))
+        return replace(term, severity=MAY) if unknown and term.severity == CHANGES else term
 
     def _rates(self) -> None:
         """The learning rate itself, at updates that tell schedules apart: of other classes and parameters it may still be the same."""
@@ -366,7 +371,7 @@ class _Comparison:
         """A part of a computed quantity matters as much as the quantity, when that is known on both sides."""
         a, b = self._quantity(term.feeds)
         if a is None or b is None:
-            return term.severity, term.why
+            return self._of_unknown_batch(term).severity, term.why
         whole = term.feeds.replace("_", " ")
         if normalize.same(a.value, b.value):
             if term.severity == MAY:
