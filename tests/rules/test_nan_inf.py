@@ -43,6 +43,19 @@ def test_calls_that_follow_the_backward_pass_say_so() -> None:
     assert (len(alerts), said) == (6, ["Torch.vector_norm.0.forward.output.0"])
 
 
+@pytest.mark.parametrize(
+    ("grad", "first", "loss", "severity"),
+    [([1.0], [1.0], 1.0, "warning"), ([NAN], [1.0], 1.0, "critical"), ([1.0], [INF], 1.0, "critical"), ([1.0], [1.0], NAN, "critical")],
+)
+def test_what_no_gradient_of_a_parameter_takes_over(grad: list[float], first: list[float], loss: float, severity: str) -> None:
+    """An infinite gradient of an activation is harmless where those of the parameters and of the first call, and the loss, are finite."""
+    calls = {"Tensor.sqrt.0.backward": [INF], "Functional.linear.0.backward": first}
+    alerts = NanInfRule().check(frame_of({"w": grad}, entries=calls, scalars={"loss": loss}))
+    assert {alert.severity for alert in alerts} == {severity}
+    (alone,) = NanInfRule().check(frame_of(entries={"Tensor.sqrt.0.backward": [INF]}))
+    assert alone.severity == "critical"  # no gradient of a parameter was seen
+
+
 def test_scalars_and_their_kind() -> None:
     """A loss that is NaN is an alert of kind loss, after all tensors."""
     alerts = NanInfRule().check(frame_of({"w": [NAN]}, scalars={"loss": NAN, "grad_norm": INF, "learning_rate": 0.1}))

@@ -42,12 +42,14 @@ class NanInfArgs(CommonArgs):
 
 
 _FLAG = "npu_overflow"
+_LEFT_BEHIND = ", which no gradient of a parameter takes over"
 _SCALED = ("grad", "activation_grad")
 """What a loss scale multiplies, and what therefore may overflow in a healthy run."""
 
 
 class NanInfRule(Rule):
-    """Critical alerts for records with NaN or Inf, earliest first, at most `max_alerts` per step.
+    """Critical alerts for records with NaN or Inf, earliest first, at most `max_alerts` per step. Warnings where only gradients of
+    activations are so, and those of parameters are finite.
 
     A healthy frame costs one look at three columns; entries are walked only after something was found. What overflows in gradients that
     carry a loss scale is said where two steps in a row are skipped after one was not: a scaler looks for its scale by single ones, and
@@ -130,10 +132,13 @@ class NanInfRule(Rule):
         ints = as_int64(layout.take(frame))
         # Entries come before samples in a layout; within both it is the order of observation.
         alerts = []
+        left_behind = self._is_left_behind(frame, layout, found, ints)
         for i in found[: self.args.max_alerts]:
             nans, plus, minus = (int(ints[i, word]) for word in (NANS, POS_INF, NEG_INF))
             parts = [f"{n} {what}" for n, what in ((nans, "NaN"), (plus, "+Inf"), (minus, "-Inf")) if n]
             severity = self._severity_of(KINDS[layout.kinds[i]], frame)
+            if left_behind and not self._given_severity:
+                severity = "warning"
             alerts.append(
                 alert_at(
                     frame,
@@ -143,7 +148,7 @@ class NanInfRule(Rule):
                     severity=severity,
                     value=math.nan if nans else math.inf if plus else -math.inf,
                     expected="only finite values",
-                    seen=f"{', '.join(parts)} of {int(ints[i, COUNT])} elements",
+                    seen=f"{', '.join(parts)} of {int(ints[i, COUNT])} elements{_LEFT_BEHIND if left_behind else ''}",
                     extra={"nans": nans, "infs": plus + minus, "count": int(ints[i, COUNT])},
                 )
             )
@@ -174,6 +179,17 @@ class NanInfRule(Rule):
         before = [i for i in masks if not hits or i < hits[0]]
         born = {i for i in before if self._masks.is_born(frame, layout, ints, i)}
         return sorted([*hits, *born]), [i for i in before if i not in born]
+
+    def _is_left_behind(self, frame: Frame, layout: Layout, found: list[int], ints: Integers) -> bool:
+        """Are these gradients of activations, which no gradient of a parameter and no number of the step takes over? The derivative of a
+        root at 0 is infinite, and a ReLU before it lets nothing of that through. The gradient of the first call has to be finite as well:
+        a stage of a pipeline hands it to another rank."""
+        backward = np.flatnonzero(layout.mask(("activation_grad",)))
+        if not layout.mask(("grad",)).any() or frame.skipped or not set(found) <= set(backward.tolist()):
+            return False
+        elsewhere = ~layout.mask(("activation", "activation_grad"))
+        elsewhere[backward] = layout.order[backward] == layout.order[backward].max(initial=0)
+        return not ints[elsewhere][:, [NANS, POS_INF, NEG_INF]].any() and all(map(math.isfinite, frame.scalars.values()))
 
     def _watched(self, layout: Layout, bad: npt.NDArray[np.bool_]) -> list[int]:
         bad &= layout.mask(self.kinds)
