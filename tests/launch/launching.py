@@ -42,7 +42,12 @@ def environment(**variables: str | None) -> dict[str, str]:
 
 
 CLOSING_WORDS = "msprobe: the run is over"
-LAST_WORDS = ("msprobe run: no training was found", "msprobe run: the program itself ended", "msprobe run: what to do")
+LAST_WORDS = (
+    "msprobe run: no training was found",
+    "msprobe run: the program itself ended",
+    "msprobe run: the program was interrupted before a training",
+    "msprobe run: what to do",
+)
 FIRST_WORDS = "msprobe run: MSPROBE_SET"
 
 
