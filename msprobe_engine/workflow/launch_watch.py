@@ -16,6 +16,7 @@ import select
 import signal
 import socket
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -266,21 +267,35 @@ def _changed(directory: str) -> int:
 
 
 def _left_behind(receiver: socket.socket) -> list[int]:
-    """Processes of this user that have the name of our socket in their environment, as all have that the launch line has started."""
-    mark = f"{LAUNCH}=".encode()
+    """Processes of this user that have the name of our socket in their environment, as all have that the launch line has started. One that
+    becomes another program just now shows no environment: it is looked at again, for a tenth of a second at most."""
     name = os.fsencode(receiver.getsockname())[1:]
-    found = []
+    for _ in range(5):
+        found, empty = _marked(name)
+        if found or not empty:
+            break
+        time.sleep(0.02)
+    return sorted(found)
+
+
+def _marked(name: bytes) -> tuple[list[int], bool]:
+    """(processes with `name` in their environment, whether there is one that shows no environment)."""
+    mark = f"{LAUNCH}=".encode()
+    found, empty = [], False
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
         try:
             with open(f"/proc/{entry}/environ", "rb") as file:
-                variables = file.read().split(b"\0")
-        except OSError:  # gone, or another user's
+                text = file.read()
+            if not text:
+                os.readlink(f"/proc/{entry}/exe")  # threads of the kernel have none
+                empty = True
+        except OSError:  # gone, another user's, or the kernel's
             continue
-        if any(each.startswith(mark) and each.endswith(b":" + name) for each in variables):
+        if any(each.startswith(mark) and each.endswith(b":" + name) for each in text.split(b"\0")):
             found.append(int(entry))
-    return sorted(found)
+    return found, empty
 
 
 def _speak(reports: LaunchReports, written: str, running: Sequence[int]) -> None:
