@@ -30,9 +30,19 @@ def open_input(path: AnyPath, *, follow: bool = True) -> BinaryIO:
         raise OddInputError(error.mode, path) from None
 
 
-class _Part(io.RawIOBase):
-    def __init__(self, file: BinaryIO, start: int, stop: int) -> None:
-        self._file, self._start, self._length, self._at = file, start, max(0, stop - start), 0
+class FilePart(io.RawIOBase):
+    """Some bytes of an open file as a file of their own, which has no descriptor.
+
+    Args:
+        owned: the file is closed with this one.
+    """
+
+    def __init__(self, file: BinaryIO, start: int, length: int, *, owned: bool = False) -> None:
+        self._file, self._start, self._length, self._at, self._owned = file, start, max(0, length), 0, owned
+
+    def _taken(self, at: int, count: int) -> bytes:
+        self._file.seek(self._start + at)
+        return self._file.read(count) if count else b""
 
     def readable(self) -> bool:
         return True
@@ -45,19 +55,20 @@ class _Part(io.RawIOBase):
         return self._at
 
     def readinto(self, room: Any) -> int:
-        data = os.pread(self._file.fileno(), max(0, min(len(room), self._length - self._at)), self._start + self._at)
+        data = self._taken(self._at, max(0, min(len(room), self._length - self._at)))
         room[: len(data)] = data
         self._at += len(data)
         return len(data)
 
     def close(self) -> None:
-        self._file.close()
+        if self._owned:
+            self._file.close()
         super().close()
 
 
 def open_part(path: AnyPath, start: int, stop: int) -> BinaryIO:
-    """Some bytes of a regular file as a file of their own, which has no descriptor; raises as `open_input`."""
-    return io.BufferedReader(_Part(open_input(path), start, stop))
+    """Some bytes of a regular file as a file of their own; raises as `open_input`."""
+    return io.BufferedReader(FilePart(open_input(path), start, stop - start, owned=True))
 
 
 def read_input(path: AnyPath, most: int, *, follow: bool = True) -> bytes:

@@ -7,7 +7,6 @@ followed by the storages; and plain pickles, as ``.metadata`` of distributed che
 
 from __future__ import annotations
 
-import io
 import os
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass, replace
@@ -17,7 +16,7 @@ from typing import Any, BinaryIO, NamedTuple
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.archives import MEMBER, read_members, stored_begin
-from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.input_files import FilePart, open_input
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
@@ -60,34 +59,15 @@ class TorchFile:
     files: list[Path]
 
 
-class _Window(io.RawIOBase):
-    """Some bytes of a file as a file of their own.
-
-    What an archive says of itself is at its two ends: these are read at once, for a distributed checkpoint has very many small archives.
-    """
+class _Window(FilePart):
+    """An archive in a file. What it says of itself is at its two ends: these are read at once, for a distributed checkpoint has very many
+    small archives."""
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
-        self._file, self._start, self._length, self._at = file, start, length, 0
+        super().__init__(file, start, length)
         self._head = self._taken(0, min(length, 2 * _END if length <= 2 * _END else _END))
         self._tail_at = max(len(self._head), length - _END)
         self._tail = self._taken(self._tail_at, length - self._tail_at)
-
-    def _taken(self, at: int, count: int) -> bytes:
-        self._file.seek(self._start + at)
-        return self._file.read(count) if count else b""
-
-    def readable(self) -> bool:
-        return True
-
-    def seekable(self) -> bool:
-        return True
-
-    def tell(self) -> int:
-        return self._at
-
-    def seek(self, offset: int, whence: int = 0) -> int:
-        self._at = max(0, offset + (0, self._at, self._length)[whence])
-        return self._at
 
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._length - self._at)

@@ -124,10 +124,9 @@ class IncomingNoise(NoiseNotes):
             noise = self._recent.largest.element
             distance = float(self._walker.measured.distance[pair])
             number = isinstance(self._walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
-            grown = (
-                0.0 if is_bool(self._walker.side.dtype[row]) else roundoff.GROWTH * noise
-            )  # a mask that is given is the same, or another
-            known = (noise and distance <= grown) or (number and distance <= roundoff.FLOOR)
+            # a mask that is given is the same, or another
+            allowed = 0.0 if is_bool(self._walker.side.dtype[row]) else roundoff.GROWTH * noise
+            known = (noise and distance <= allowed) or (number and distance <= roundoff.FLOOR)
             self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
 
     def _operand(self, pair: int, noise: Noise) -> Operand:
