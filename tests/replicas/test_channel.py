@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -164,3 +165,32 @@ def unlike() -> str:
 def test_ranks_with_different_parameters_find_out_at_once() -> None:
     """Contents are compared before anything else; the message says what has to be the same."""
     assert all("do not hold copies of the same parameters" in text for text in run_ranks(2, unlike))
+
+
+class _SlowToCount(Channel):
+    def _miss_ranks(self, items: Sequence[Any], who: str) -> None:
+        time.sleep(0.3)
+        super()._miss_ranks(items, who)
+
+
+def deserted() -> int:
+    rank = dist.get_rank()
+    channel = (Channel if rank else _SlowToCount)([0, 1], ["a"])
+    wait_for_group(channel)
+    dist.barrier()
+    if rank == 0:
+        for step in range(3):
+            channel.submit(step, np.array([1]), np.array([True]), lambda _: None)
+    dist.barrier()
+    if rank:
+        channel.close()
+    settle(channel)
+    left_out = sum(channel.left_out().values())
+    dist.barrier()
+    channel.close()
+    return left_out
+
+
+def test_checks_that_a_rank_leaves_behind_are_counted() -> None:
+    """A check is under way until it is counted as one that was not made: whoever waits for the end of all misses none."""
+    assert run_ranks(2, deserted)[0] == 3

@@ -235,11 +235,14 @@ class DirectoryChannel:
                 return f"rank {rank}: {SILENT}"
         return ""
 
-    def _over(self, check: _Check, differences: list[Difference] | None) -> bool:
+    def _over(self, check: _Check, differences: list[Difference] | None, why: str = "") -> bool:
+        """Take a check out of the line; `why` is the reason if it was not made."""
         with self._lock:
             if not self._waiting or self._waiting[0] is not check:
                 return False
             self._waiting.popleft()
+            if why:
+                self._left_out[why] = self._left_out.get(why, 0) + 1
             if self.leader and differences is not None:
                 self._results.append((check.done, differences))
         return True
@@ -273,9 +276,7 @@ class DirectoryChannel:
         self._heard.update(set(self.ranks[1:]) - set(missing))
         if missing:
             why = self._why_missing(missing, there)
-            if why and self._over(check, None):
-                with self._lock:
-                    self._left_out[why] = self._left_out.get(why, 0) + 1
+            if why and self._over(check, None, why):
                 for path in others:
                     with contextlib.suppress(OSError):
                         path.unlink()

@@ -280,8 +280,10 @@ class ExchangeThread:
             self.missing = why
             items = list(self._queue)
             self._queue.clear()
+            self._answering = len(items)  # until it is said what became of them
         self._begun.clear()
         self._miss_ranks(items, why)
+        self._answering = 0
 
     def _drop_links(self) -> None:
         links, self._links = self._links, None

@@ -257,6 +257,7 @@ class ReplicaCheck:
         while any(not channel.idle for channel in self._channels.values()) and time.monotonic() < deadline:
             time.sleep(0.001)
             self.poll()
+        self.poll()  # what arrived between the last look and the end of the last check
         for ranks, channel in self._channels.items():
             self._missed(ranks, channel, f"not all of them have answered in {seconds:.1f} s")
 
