@@ -6,7 +6,7 @@
 
 Every tool runs in a process of its own; the processes take turns, a few steps each, and only one runs at a time. A ratio is taken per
 round (median step of the tool / median step of no tool in the same round); the table gives the median of the rounds and the
-10 % and 90 % quantiles.
+10 % and 90 % quantiles, for the time of the step and for the CPU time of the training's thread.
 """
 
 from __future__ import annotations
@@ -40,8 +40,8 @@ class Worker:
             command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=self.log, text=True, env=environment, cwd=out.parent
         )
 
-    def run(self, steps: int) -> float:
-        """Median step time in seconds."""
+    def run(self, steps: int) -> tuple[float, float]:
+        """Medians of the time of a step and of the CPU time of its thread, in seconds."""
         assert self.process.stdin is not None
         assert self.process.stdout is not None
         self.process.stdin.write(f"run {steps}\n")
@@ -51,7 +51,8 @@ class Worker:
             raise SystemExit(f"{self.process.args} ended; its messages are in {self.log.name}")
         for child in self.out.glob("step*"):
             shutil.rmtree(child, ignore_errors=True)
-        return statistics.median(json.loads(line))
+        times, used = zip(*json.loads(line))
+        return statistics.median(times), statistics.median(used)
 
     def quit(self) -> None:
         """End the process."""
@@ -68,7 +69,7 @@ def quantiles(ratios: list[float]) -> str:
     return f"{statistics.median(ratios):.3f} ({low:.3f} - {high:.3f})"
 
 
-def measure(mode: str, a: argparse.Namespace, root: Path) -> tuple[str, str, float]:
+def measure(mode: str, a: argparse.Namespace, root: Path) -> tuple[tuple[str, str], tuple[str, str], float]:
     """Ratios of ours and of the existing tool in one mode, and the step without a tool in milliseconds."""
     workers = {"none": Worker(sys.executable, "none", mode, a, root / "none")}
     if mode not in ONLY_EXISTING:
@@ -76,12 +77,17 @@ def measure(mode: str, a: argparse.Namespace, root: Path) -> tuple[str, str, flo
     if a.existing and mode not in ONLY_OURS:
         workers["existing"] = Worker(a.existing, "existing", mode, a, root / "existing")
     ratios, base = alternate(workers, a.rounds, a.steps)
-    return ratios.get("ours", "-"), ratios.get("existing", "-"), base * 1e3
+    return ratios.get("ours", ("-", "-")), ratios.get("existing", ("-", "-")), base * 1e3
 
 
-def alternate(workers: dict[str, Worker], rounds: int, steps: int) -> tuple[dict[str, str], float]:
-    """Let the workers take turns and end. Ratios to the worker ``none`` with their quantiles, and its median step in seconds."""
-    times: dict[str, list[float]] = {name: [] for name in workers}
+def alternate(workers: dict[str, Worker], rounds: int, steps: int) -> tuple[dict[str, tuple[str, str]], float]:
+    """Let the workers take turns and end.
+
+    Returns:
+        Ratios to the worker ``none`` with their quantiles, of the time of a step and of the CPU time of its thread; and the median step of
+        that worker in seconds.
+    """
+    times: dict[str, list[tuple[float, float]]] = {name: [] for name in workers}
     try:
         for worker in workers.values():
             worker.run(3)
@@ -91,8 +97,11 @@ def alternate(workers: dict[str, Worker], rounds: int, steps: int) -> tuple[dict
     finally:
         for worker in workers.values():
             worker.quit()
-    ratios = {n: quantiles([t / b for t, b in zip(times[n], times["none"])]) for n in workers if n != "none"}
-    return ratios, statistics.median(times["none"])
+    ratios: dict[str, tuple[str, str]] = {}
+    for name in [each for each in workers if each != "none"]:
+        of_time, of_cpu = ([a[i] / b[i] for a, b in zip(times[name], times["none"])] for i in (0, 1))
+        ratios[name] = quantiles(of_time), quantiles(of_cpu)
+    return ratios, statistics.median(time for time, _ in times["none"])
 
 
 def main() -> None:
@@ -108,13 +117,13 @@ def main() -> None:
     for workload in a.workload:
         a.one_workload = workload
         print(f"\n{a.one_workload}, {a.threads} thread(s), {a.device}; step time over no tool, median (10 % - 90 %), {a.rounds} rounds\n")
-        print("| mode | ours | existing tool | step without a tool, ms |\n|---|---|---|---|", flush=True)
+        print("| mode | ours | CPU time | existing tool | CPU time | step without a tool, ms |\n|---|---|---|---|---|---|", flush=True)
         for mode in a.modes:
             if mode in ONLY_EXISTING and not a.existing:
                 continue
             with tempfile.TemporaryDirectory() as root:
                 ours, existing, base = measure(mode, a, Path(root))
-            print(f"| {mode} | {ours} | {existing} | {base:.1f} |", flush=True)
+            print(f"| {mode} | {' | '.join((*ours, *existing))} | {base:.1f} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """One side of the overhead benchmark: trains a workload with one tool in one mode and reports step times on request.
 
-Speaks lines: reads ``run N``, answers with a JSON list of N step times in seconds; ends on ``quit``. Started by overhead.py, possibly
+Speaks lines: reads ``run N``, answers with a JSON list of N pairs in seconds, the time of a step and the CPU time of its thread; ends on
+``quit``. Started by overhead.py, possibly
 with another interpreter (the existing tool lives in an environment of its own), so it imports nothing of ours unless asked to.
 """
 
@@ -107,10 +108,10 @@ def main() -> None:
             break
         times = []
         for _ in range(int(line.split()[1])):
-            begin = time.perf_counter()
+            begin, used = time.perf_counter(), time.thread_time()
             step()
             wait()
-            times.append(time.perf_counter() - begin)
+            times.append((time.perf_counter() - begin, time.thread_time() - used))
         replies.write(json.dumps(times) + "\n")
         replies.flush()
 
