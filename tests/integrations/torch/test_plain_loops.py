@@ -14,6 +14,8 @@ import torch
 from harness.restored import snapshot
 from torch import nn
 
+from msprobe_engine.core import log
+
 pytestmark = pytest.mark.framework
 ALL = {(0, f"{part}.{kind}") for part in ("encoder", "decoder") for kind in ("weight", "bias")}
 
@@ -95,6 +97,25 @@ def test_gan_with_five_updates_of_the_critic() -> None:
     updated = [{chunk for chunk, _ in cases.names(frame, "param_updated")} for frame in launch.frames]
     # the second of the fifteen updates tells that the other model is not waited for; the last of the other has a step of its own
     assert updated == [{1}, {1}, {1}, {1}, {0, 1}, {1}, {1}, {1}, {1}, {0, 1}, {1}, {1}, {1}, {1}, {0}]
+
+
+def test_an_optimizer_that_never_updates(caplog: pytest.LogCaptureFixture) -> None:
+    """It is waited for until the other comes round again: the first step has the loss of one pass, the second is said to be left out,
+    and the others have the numbers that the loop counts."""
+    log.forget_warnings()
+    losses = []
+    with cases.launched() as launch:
+        model, unused = cases.two(1), cases.two(2)
+        update, _never = torch.optim.SGD(model.parameters(), lr=0.1), torch.optim.Adam(unused.parameters())
+        for number in range(5):
+            loss = model(cases.batch(number)).square().mean()
+            loss.backward()
+            update.step()
+            update.zero_grad()
+            losses.append(loss.item())
+    assert [frame.step for frame in launch.frames] == [0, 2, 3, 4]
+    assert launch.scalars("loss") == pytest.approx([losses[0], *losses[2:]])
+    assert "step 1 is not watched" in caplog.text
 
 
 @pytest.mark.parametrize("later", [False, True])

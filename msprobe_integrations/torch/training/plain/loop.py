@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -65,6 +65,8 @@ class PlainObserver(LoopObserver):
         self._without_graph = False
         self._stack = sight.updating
         self._loss: torch.Tensor | None = None
+        self._first_loss: torch.Tensor | None = None
+        self._in_vain = 0
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
 
     # what is there
@@ -159,7 +161,10 @@ class PlainObserver(LoopObserver):
             for model in self.models:
                 self._sight.add_entry(model)
         self._rule.next()
-        self._loss, self.parts = None, 1
+        self._loss = self._first_loss = None
+        self.parts = 1
+        self.step += self._in_vain
+        self._in_vain = 0
         self.begin()
         if self._stack and self._stack[0] == id(self._optimizers[0]):
             self._note_rate(self._optimizers[0])
@@ -207,7 +212,8 @@ class PlainObserver(LoopObserver):
 
     def numbers(self) -> dict[str, Any]:
         """The loss: what backward was called on, summed over the step."""
-        loss, self._loss = self._loss, None
+        loss = self._first_loss if self._in_vain else self._loss
+        self._loss = self._first_loss = None
         if loss is None or not self.parts:
             return {}
         with _no_function():
@@ -260,12 +266,27 @@ class PlainObserver(LoopObserver):
 
     def _count(self, key: int, skipped: float | None) -> None:
         first = self._rule.first(key)
-        self._rule.update(key)
+        if first:
+            self._first_loss = self._loss
+        waited_for = self._rule.update(key)
+        if waited_for and self._loss is not self._first_loss:
+            self._waited_in_vain(waited_for)
         self.updates += 1
         if first and skipped is not None and not (skipped == 0.0 and self._scalars.get("skipped")):
             self.note({"skipped": skipped})
         if self._rule.over:
             self._sight.look_no_longer()
+
+    def _waited_in_vain(self, waited_for: Collection[int]) -> None:
+        """The step has seen a second round of passes and updates. Its numbers are those of the first, and the next step is numbered as if
+        it had ended there."""
+        self._in_vain = 1
+        names = [type(optimizer).__name__ for optimizer in self._optimizers if id(optimizer) in waited_for]
+        warn_once(
+            "optimizers that do not update",
+            f"step {self.step + 1} is not watched: it was taken for a part of step {self.step}, because {', '.join(names)} had not updated "
+            "yet; the steps behind it do not wait for that",
+        )
 
     def _note_rate(self, optimizer: Any) -> None:
         found = update_numbers(optimizer.param_groups)
@@ -342,11 +363,13 @@ class StepBoundary:
         """Would this be its first update in the step?"""
         return optimizer not in self.updated
 
-    def update(self, optimizer: int) -> None:
-        """It has updated, or left an update out."""
+    def update(self, optimizer: int) -> set[int]:
+        """It has updated, or left an update out. Returns who was waited for until now, and is no longer."""
+        before = self.expected
         if optimizer in self.updated:
             self.expected = (self.expected & self.updated) | {optimizer}
         self.updated.add(optimizer)
+        return before - self.expected
 
     @property
     def over(self) -> bool:
