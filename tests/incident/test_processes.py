@@ -143,7 +143,9 @@ def test_killed_rank_is_missing(tmp_path: Path, frame: Any, alert: Any) -> None:
     incident = json.loads((directory / "incident.json").read_text())
     assert (incident["ranks_complete"], incident["ranks_missing"]) == ([0, 1], [2])
     assert "ranks 2: wrote nothing" in (directory / "summary.md").read_text()
-    assert [item["rank"] for item in nan_analyze(directory).findings] == [0]
+    found = nan_analyze(directory)
+    assert [item["rank"] for item in found.findings] == [0]
+    assert found.problems[0].startswith("ranks 2: wrote nothing of this incident")
 
 
 def test_rank_killed_while_it_writes(tmp_path: Path, frame: Any, alert: Any) -> None:

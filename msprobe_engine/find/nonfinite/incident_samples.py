@@ -15,6 +15,8 @@ import numpy as np
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line, warning
+from msprobe_engine.core.text.ranges import in_short
+from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, Trace, row_flags
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
@@ -42,6 +44,20 @@ def document(directory: Path) -> dict[str, Any]:
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
+
+
+def ranks_without_a_word(directory: Path) -> list[str]:
+    """Which ranks of the job wrote nothing of an incident, or did not finish: what they saw is not known."""
+    found = document(directory)
+    told = []
+    for key, text in (
+        ("ranks_missing", Sentence("wrote nothing of this incident (dead, hanging, or not told): what they saw is not known")),
+        ("ranks_writing", Sentence("did not finish writing (killed? disk full?)")),
+    ):
+        ranks = found.get(key)
+        if isinstance(ranks, list) and ranks and all(isinstance(rank, int) for rank in ranks):
+            told.append(Sentence("ranks {0}: {1}", in_short(ranks), text))
+    return told
 
 
 def load(directory: Path) -> dict[int, dict[int, Trace]]:

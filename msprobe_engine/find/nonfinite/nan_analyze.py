@@ -61,10 +61,11 @@ def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen
 def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None, tables: StepTables | None) -> Result:
     sampled = incident_samples.load(root)
     again = _rerun(root)
-    result = Result([], "", [])
+    result = Result([], "", [], problems=incident_samples.ranks_without_a_word(root))
     try:
         dump = open_dump(root)
-        dumped, result.problems = set(dump.steps), missing_steps(dump)
+        dumped = set(dump.steps)
+        result.problems += missing_steps(dump)
     except DumpFormatError:
         if not sampled and again is None:
             raise
