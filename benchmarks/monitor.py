@@ -77,7 +77,8 @@ def main() -> None:
     existing = dict(item.split("=", 1) for item in a.existing)
     amounts, speed = seen(gpt.WORKLOADS[a.workload])
     print(f"{a.workload}, {a.threads} thread(s), {a.device}, {a.rounds} rounds of {a.steps} steps; memory pass {speed / 1e9:.1f} GB/s\n")
-    print("| mode | ours | CPU time | " + "".join(f"{name} | CPU time | " for name in existing) + "goal | tensors | MB | step without a tool, ms |")
+    theirs = "".join(f"{name} | CPU time | " for name in existing)
+    print(f"| mode | ours | CPU time | {theirs}goal | tensors | MB | step without a tool, ms |")
     print("|---|---|" + "---|" * (2 * len(existing) + 5), flush=True)
     for mode in a.modes:
         with tempfile.TemporaryDirectory() as folder:
