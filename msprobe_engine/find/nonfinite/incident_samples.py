@@ -49,7 +49,7 @@ def document(directory: Path) -> dict[str, Any]:
 def ranks_without_a_word(directory: Path) -> list[str]:
     """Which ranks of the job wrote nothing of an incident, or did not finish: what they saw is not known."""
     found = document(directory)
-    told = []
+    told: list[str] = []
     for key, text in (
         ("ranks_missing", Sentence("wrote nothing of this incident (dead, hanging, or not told): what they saw is not known")),
         ("ranks_writing", Sentence("did not finish writing (killed? disk full?)")),
