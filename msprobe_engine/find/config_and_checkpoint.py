@@ -114,7 +114,9 @@ def _suspect(one: Difference) -> Suspect:
     numbers: dict[str, Any] = {"target": {"value": one.cmp}, "golden": {"value": one.bench}}
     rank, step = (one.ranks[0] if one.ranks else 0), (one.steps[0] if one.steps else 0)
     at = f" (rank {listed(one.ranks)})" if one.ranks else ""
-    return Suspect(f"{one.sheet} {name}{at}", "", rank, step, source=one.where, kind=CONFIG, why=one.reason(), numbers=numbers)
+    return Suspect(
+        f"{one.sheet} {name}{at}", "", rank, step, source=one.where, kind=CONFIG, why=one.reason(), cause=one.values, numbers=numbers
+    )
 
 
 def pack_beside(path: Path) -> Path | None:

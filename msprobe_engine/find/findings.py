@@ -113,7 +113,8 @@ class Suspect:
 
     def same_elsewhere(self) -> Hashable:
         """What is equal of suspects that say the same of further calls of a function: one change of the source."""
-        return (self.step, self.kind, called(self.record), self.cause) if self.cause else id(self)
+        of_a_call = self.cause and self.kind not in (CONFIG, SETTING)
+        return (self.step, self.kind, called(self.record), self.cause) if of_a_call else id(self)
 
     def ranks_text(self) -> str:
         """``rank 3`` or ``ranks 0-3, 8``."""
@@ -207,7 +208,7 @@ class Diagnosis:
         if first is None:
             return Sentence("{0}.", self._nothing_found() if self.finding == NONE else text)
         if self.finding in (CONFIG, CHECKPOINT):  # not of a step of a training
-            return Sentence("{0}: {1}", text, one_line(first.record))
+            return Sentence("{0}: {1}", text, one_line(f"{first.record} {first.cause}".rstrip()))
         place = _place(first, self.looked_at.get("ranks"))
         said = [one for one in (place_in_source(first.source), one_line_of(first.short_reason())) if one]
         return Sentence("{0}: {1} ({2})", text, joined(": ", said), place) if said else Sentence("{0}: {1}", text, place)

@@ -36,7 +36,7 @@ def test_configurations_beside_dumps_that_agree(tmp_path: Path) -> None:
     a, b = _output(tmp_path / "a", "planted"), _output(tmp_path / "b", "base")
     for target, golden in ((a, b), (a / "dump", b / "dump")):
         found = diagnose(target, golden)
-        said = "The configurations differ; no number that was recorded shows it: hyperparameters learning_rate / lr"
+        said = "The configurations differ; no number that was recorded shows it: hyperparameters learning_rate / lr 1e-4, golden 3e-4"
         assert (found.finding, found.headline()) == ("config", said)
         assert found.suspects[0].why == "1e-4, golden 3e-4; every update is scaled by it"
         assert any("learning_rate / lr: 1e-4, golden 3e-4" in line for line in found.evidence)
