@@ -79,11 +79,13 @@ class Sources:
         tasks: by step and rank.
         notes: what is left out, and why, one sentence each.
         lost: sentences about data that was asked for and cannot be compared.
+        dumps: those of both sides; None of files, of static graphs, and of the folders of a mixed dump.
     """
 
     tasks: list[Task] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    dumps: tuple[DumpDirectory | None, DumpDirectory | None] = (None, None)
 
 
 def pair_paths(
@@ -110,26 +112,28 @@ def pair_paths(
     if _is_file(one):
         return Sources([_of_files(one, two, Path(stack) if stack else None)])
     found = Sources()
-    if (kind := _graph(one)) is not None:
+    first = _dump_at(one)
+    if first is None and (kind := static_graph_sources.kind_of(one)) is not None:
         static_graph_sources.pair_graphs(found, kind, one, two, frozenset(steps), frozenset(ranks))
         if not found.tasks:
             raise UsageError(f"{target} against {golden}: no rank, step and graph in common to compare; name the directories themselves")
         return found
     mixed = [name for name in MIXED if (one / name).is_dir() and (two / name).is_dir()]
-    for folder in mixed or ["."]:
-        _add_steps(found, folder, open_dump(one / folder), open_dump(two / folder), frozenset(steps), frozenset(ranks), bool(mixed))
+    for folder in mixed:
+        _add_steps(found, folder, open_dump(one / folder), open_dump(two / folder), frozenset(steps), frozenset(ranks), True)
+    if not mixed:
+        found.dumps = one_dump, other = first or open_dump(one), open_dump(two)
+        _add_steps(found, ".", one_dump, other, frozenset(steps), frozenset(ranks), False)
     if not found.tasks:
         raise UsageError(f"{target} against {golden}: nothing in common to compare. {' '.join(found.lost + found.notes)}")
     return found
 
 
-def _graph(root: Path) -> str | None:
-    """What kind of static-graph dump a directory is; None for a dump with dump.json, or none."""
+def _dump_at(root: Path) -> DumpDirectory | None:
     try:
-        open_dump(root)
+        return open_dump(root)
     except DumpFormatError:
-        return static_graph_sources.kind_of(root)
-    return None
+        return None
 
 
 def add_calibration(sources: Sources, paths: Sequence[Path]) -> None:
@@ -265,7 +269,9 @@ def _add_steps(
     mixed: bool,
 ) -> None:
     for dump in (one, two):
-        _note_strays(found, dump)
+        if dump.strays:  # they are left alone, as 26.2.0 does; 8.1.1 stops
+            said = f"{len(dump.strays)} entries beside the ranks are no rank directories: {_listed(sorted(dump.strays))}."
+            found.notes.append(f"{dump.root}: {said}")
         found.lost += missing_steps(dump, steps)
     found.lost += [] if steps else steps_on_one_side(one, two)
     chosen = [(a, b) for a, b in _steps(found, one, two) if not steps or a in steps]
@@ -342,17 +348,6 @@ def _add_files(found: Sources, folder: str, step: int, first: tuple[int | None, 
 def _has(directory: Path, kind: str) -> bool:
     names = (layout.FRAME_LOG, layout.MARKER) if kind == layout.DUMP else ()
     return has_step_file(directory / kind) or any((directory / name).exists() for name in names)
-
-
-def _note_strays(found: Sources, dump: DumpDirectory) -> None:
-    """Entries of step directories that are no rank are left alone, as 26.2.0 does; 8.1.1 stops."""
-    strays: list[str] = []
-    for step in dump.steps:
-        directory = dump.path(step, dump.ranks(step)[0]).parent
-        if layout.step_of(directory.resolve().name) is not None and directory.is_dir():  # the ring of an incident makes none
-            strays += [entry.name for entry in os.scandir(directory) if not layout.is_rank_directory(entry.name)]
-    if strays:
-        found.notes.append(f"{dump.root}: {len(strays)} entries beside the ranks are no rank directories: {_listed(sorted(strays))}.")
 
 
 def _listed(values: Sequence[Any]) -> str:

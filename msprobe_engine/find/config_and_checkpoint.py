@@ -15,7 +15,6 @@ from typing import Any
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.io.claims import EARLIER_RUN, FURTHER_RUN
 from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
@@ -26,18 +25,14 @@ from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.difference.origin import TAKEN
 from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, SETTING, Diagnosis, Suspect
 from msprobe_engine.formats.checkpoint.model import RANDOM
-from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.pack.kind import NAME as PACK
 
-INCIDENTS = "incidents"
 _OF_A_FACTOR = 0.1
 """Factors are whole numbers, or one over them."""
 
-_MOST_STEPS, _MOST_RANKS = 8, 8
-"""Where a pack is looked for in a dump: it is that of the first rank, in the first step that was dumped."""
 MOST_SUSPECTS, MOST_LINES = 20, 6
 _FSDP = re.compile(r"[/\\]distributed[/\\](_composable[/\\])?fsdp[/\\]")
 """In a line of a call stack: FSDP's own code."""
@@ -119,34 +114,6 @@ def _suspect(one: Difference) -> Suspect:
     )
 
 
-def pack_beside(path: Path) -> Path | None:
-    """The pack of the run that a dump, an incident or an output directory belongs to; None: there is none."""
-    run: tuple[Path, ...] = (path.parent.parent,) if path.parent.name == INCIDENTS else ()
-    # the directory above one of an earlier or a further run is that of another run
-    own = EARLIER_RUN.fullmatch(path.name) or FURTHER_RUN.fullmatch(path.name)
-    for place in (path,) if own else (path, path.parent, *run) if path.is_dir() else (path.parent,):
-        pack = place / PACK
-        if pack.is_file() and not pack.is_symlink():
-            return pack
-    return pack_inside(path)
-
-
-def pack_inside(path: Path) -> Path | None:
-    """That of a dump below a ``dump_path``, which lies in the directory of a rank; None of anything else."""
-    if not path.is_dir():
-        return None
-    try:
-        dump = open_dump(path)
-    except DumpFormatError:
-        return None
-    for step in dump.steps[:_MOST_STEPS]:
-        for rank in dump.ranks(step)[:_MOST_RANKS]:
-            pack = dump.path(step, rank) / PACK
-            if pack.is_file() and not pack.is_symlink():
-                return pack
-    return None
-
-
 def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[str], list[str], list[Difference]]:
     """Sentences for the evidence of two runs (or of one, whose ranks are held against each other), problems, and the differences of the
     two that matter, the worst first."""
@@ -173,11 +140,10 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
     return lines, list(compared.problems), matter
 
 
-def add_settings(found: Diagnosis, target: Path, golden: Path) -> None:
+def add_settings(found: Diagnosis, target: Run, golden: Run) -> None:
     """What the runs of two dumps were started with, where both have a pack: as evidence, and first where it explains the first suspect."""
-    packs = pack_beside(target), pack_beside(golden)
-    if packs[0] is not None and packs[1] is not None:
-        lines, problems, differences = started_otherwise(*packs)
+    if target.config is not None and golden.config is not None:
+        lines, problems, differences = started_otherwise(target.config, golden.config)
         found.evidence += [*lines, *problems]
         blame_settings(found, differences)
 

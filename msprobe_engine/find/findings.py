@@ -54,7 +54,7 @@ _MOST_PROBLEMS = 8
 
 _SEEN_ONLY = ("series", "sample", "nan_inf", "loss_not_finite")
 """Kinds of suspects of a monitor: without operators nobody can say where a NaN was born."""
-_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places", "gradients"))
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places", "gradients", "other_steps"))
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
@@ -142,6 +142,7 @@ class Diagnosis:
             follow from the first suspect or be something else.
         gradients: of runs of different layouts, how many times the golden run's gradients are those that ranks sum up, where no record says
             what becomes of them afterwards; None where it is not known, or told. Not in the json.
+        other_steps: the two steps, where each run has one step only and these differ. Not in the json.
         unseen: the target has something that is not finite, or may have, where nothing was held against it. Not in the json.
         steps: those whose records were looked at. Not in the json.
         nothing: the headline when nothing was found: what one run was searched for; "" of two that were compared. Not in the json.
@@ -165,6 +166,7 @@ class Diagnosis:
     aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     nonfinite: dict[str, Suspect] = field(default_factory=dict)
     gradients: float | None = None
+    other_steps: tuple[int, int] | None = None
     unseen: bool = False
     steps: list[int] = field(default_factory=list)
     nothing: str = ""

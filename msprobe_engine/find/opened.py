@@ -12,7 +12,7 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.text.notebook import text_block
-from msprobe_engine.find.run_directory import Parts, parts
+from msprobe_engine.find import detect
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.notebook.api import Dump
@@ -29,30 +29,27 @@ class Opened:
         path: what was opened.
     """
 
-    def __init__(self, path: Path, found: Parts | None) -> None:
+    def __init__(self, path: Path, found: detect.Run | None) -> None:
         self.path = path
-        self._parts = found
+        self._found = found
 
     @cached_property
     def dump(self) -> Dump | None:
         """Records and tensors: ``run.dump[step, rank]``; None: nothing was dumped."""
         from msprobe_engine.formats.dump import read
 
-        place = self._parts.dump if self._parts is not None else None
-        return None if place is None else read(place)
+        records = self._found.records if self._found is not None else None
+        return None if records is None else read(records.path)
 
     @cached_property
     def monitor(self) -> Run | None:
         """Series, scalars and alerts: ``run.monitor.scalars(0)["loss"]``; None: nothing was monitored."""
-        from msprobe_engine.formats.monitor.reader import open_run
-
-        place = self._parts.monitor if self._parts is not None else None
-        return None if place is None else open_run(place)
+        return self._found.monitor if self._found is not None and self._found.has_monitor else None
 
     @cached_property
     def incidents(self) -> tuple[Opened, ...]:
         """What was kept around alerts, the earliest step first."""
-        return tuple(open_path(place) for place in (self._parts.incidents if self._parts is not None else ()))
+        return tuple(Opened(one.path, one) for one in (self._found.incidents if self._found is not None else ()))
 
     @cached_property
     def findings(self) -> dict[str, Mapping[str, Any]]:
@@ -89,11 +86,12 @@ def open_path(path: str | os.PathLike[str]) -> Opened:
     if place.name == _DIAGNOSIS and place.is_file():
         return Opened(place, None)
     try:
-        found = parts(place)
+        found = detect.Run(place)
+        nothing = found.records is None and not found.has_monitor and not found.incidents
     except DumpFormatError as error:
         raise UsageError(str(error)) from error
     opened = Opened(place, found)
-    if found.dump is None and found.monitor is None and not found.incidents and not (place.is_dir() and opened.findings):
+    if nothing and not (place.is_dir() and opened.findings):
         raise UsageError(
             f"{place}: holds no dump, monitor output, incident or diagnosis; give the directory of a run (msprobe show lists them)"
         )

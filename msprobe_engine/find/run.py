@@ -14,6 +14,7 @@ from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint, detect, findings, run_directory, saved_variables
 from msprobe_engine.find.config.difference import Difference
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import again_both, with_launch_lines
@@ -25,9 +26,8 @@ from msprobe_engine.find.step_loop import AlreadyBegun, BothSides, Movements, St
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.replicas import KEPT, StepTables
-from msprobe_engine.formats.monitor.reader import open_run
 
 
 def diagnose(
@@ -68,12 +68,16 @@ def diagnose(
         raise UsageError("--scheduler reads ranks that are the same once, and a mapping changes each of them; leave one of them out")
     tables = StepTables(KEPT if golden is not None else 0, scheduler)  # one run alone is read once
     differences: list[Difference] = []
-    here, there = run_directory.parts(Path(target)), None if golden is None else run_directory.parts(Path(golden))
-    further = [run_directory.parts(Path(path)).dump or Path(path) for path in calibration]
+    here, there = Run(Path(target)), None if golden is None else Run(Path(golden))
+    further = [open_dump(path) for path in calibration]
+
+    def look(kind: str, mine: Run, theirs: Run | None) -> Diagnosis:
+        return _one_kind(kind, mine, theirs, further, mappings, exact, tables)
+
     if here.several or (there is not None and there.several):
-        found = run_directory.look_at_all(here, there, lambda mine, theirs: _one_kind(mine, theirs, further, mappings, exact, tables))
+        found = run_directory.look_at_all(here, there, look)
     else:
-        found = _one_kind(Path(target), None if golden is None else Path(golden), further, mappings, exact, tables)
+        found = look(detect.common(here, there), here, there)
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
         lines, problems, differences = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
         found.evidence += lines
@@ -84,8 +88,8 @@ def diagnose(
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:
         found.next.insert(0, config_and_checkpoint.compare_ranks(here.config))
-    if there is not None and not (here.monitor and there.monitor):
-        _say_steps(found, [side.monitor for side in (here, there) if side.monitor])
+    if there is not None and not (here.has_monitor and there.has_monitor):
+        _say_steps(found, [side for side in (here, there) if side.has_monitor])
     config_and_checkpoint.blame_settings_alone(found, differences)
     found.next = with_launch_lines(found.next, here.config, None if there is None else there.config)
     if output is not None:
@@ -93,17 +97,16 @@ def diagnose(
     return found
 
 
-def _say_steps(found: Diagnosis, monitors: Sequence[Path]) -> None:
+def _say_steps(found: Diagnosis, monitored: Sequence[Run]) -> None:
     """Records of the dumped steps agree, which says nothing of the steps without a dump: the headline names the steps, and `next` looks at
     all of them.
 
     Args:
-        monitors: what says how many steps a run had, if anything.
+        monitored: what says how many steps a run had, if anything.
     """
     if found.finding != findings.NONE or found.nothing or not found.steps:
         return
-    runs = [open_run(path) for path in monitors]
-    total = max((len(run.recorded_steps(rank)[0]) for run in runs for rank in run.ranks), default=0)
+    total = max((len(run.monitor.recorded_steps(rank)[0]) for run in monitored for rank in run.monitor.ranks), default=0)
     if total == len(found.steps):
         return
     if not found.problems and total > len(found.steps):
@@ -114,16 +117,22 @@ def _say_steps(found: Diagnosis, monitors: Sequence[Path]) -> None:
 
 
 def _one_kind(
-    target: Path, golden: Path | None, calibration: Sequence[Path], mappings: Mappings | None, exact: bool, tables: StepTables
+    kind: str,
+    target: Run,
+    golden: Run | None,
+    calibration: Sequence[DumpDirectory],
+    mappings: Mappings | None,
+    exact: bool,
+    tables: StepTables,
 ) -> Diagnosis:
-    """One thing, or two of one kind."""
-    kind = detect.common(target, golden)
+    """One thing of a kind, or two."""
     if kind == detect.MONITOR:
-        return diagnose_monitor(target) if golden is None else diagnose_two_monitors(target, golden, exact)
+        return diagnose_monitor(target.monitor) if golden is None else diagnose_two_monitors(target.monitor, golden.monitor, exact)
     if kind == detect.CONFIG:
-        return config_and_checkpoint.diagnose_pack(target) if golden is None else config_and_checkpoint.diagnose_packs(target, golden)
+        pack, other = target.config or target.path, None if golden is None else golden.config or golden.path
+        return config_and_checkpoint.diagnose_pack(pack) if other is None else config_and_checkpoint.diagnose_packs(pack, other)
     if kind == detect.CHECKPOINT and golden is not None:
-        return config_and_checkpoint.diagnose_checkpoints(target, golden)
+        return config_and_checkpoint.diagnose_checkpoints(target.path, golden.path)
     if golden is None:
         from msprobe_engine.find.single_run import diagnose_alone
 
@@ -136,17 +145,16 @@ def _one_kind(
 
 
 def _pair(
-    target: Path,
-    golden: Path,
-    calibration: Sequence[Path],
+    target: Run,
+    golden: Run,
+    calibration: Sequence[DumpDirectory],
     mappings: Mappings | None,
     exact: bool,
     finite: set[Path],
     tables: StepTables,
 ) -> Diagnosis:
     """`finite`, `tables`: take up the files that were read and have no NaN and no infinity, and what was read."""
-    first, second = open_dump(target), open_dump(golden)
-    further = [open_dump(path) for path in calibration]
+    first, second = target.need_dump(), golden.need_dump()
     steps = sorted(set(first.steps) & set(second.steps))
     if not steps and len(first.steps) == len(second.steps) == 1:
         steps = [first.steps[0]]
@@ -167,13 +175,14 @@ def _pair(
 
     def moved(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
         there = step if step in second.steps else second.steps[0]
-        return of_ranks(right, [read_step(dump, there, problems) for dump in further if there in dump.steps])
+        return of_ranks(right, [read_step(dump, there, problems) for dump in calibration if there in dump.steps])
 
-    found = compare_steps(steps, sides, f"{target} and {golden}", moved if further else None, exact=exact)
+    found = compare_steps(steps, sides, f"{target} and {golden}", moved if calibration else None, exact=exact)
     found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
     if steps[0] not in second.steps:
+        found.other_steps = steps[0], second.steps[0]
         found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
-    more = bool(set(first.steps) - set(steps)) or (target / layout.RERUN).is_dir() or bool(incident_samples.load(target))
+    more = bool(set(first.steps) - set(steps)) or (target.path / layout.RERUN).is_dir() or bool(incident_samples.load(target.samples))
     found.unseen = found.unseen or more
     return found
 

@@ -5,7 +5,6 @@ What names a record and a source line leads; what the others found goes to the e
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
@@ -14,13 +13,11 @@ from pathlib import Path
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError, UsageError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import detect, findings
-from msprobe_engine.find.config_and_checkpoint import INCIDENTS, pack_beside
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import GOLDEN, new_places
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.report import again_with_operators
-from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
-from msprobe_engine.formats.pack.kind import NAME as PACK
 
 MOST_INCIDENTS, MOST_STEPS = 8, 8
 _WORDS = {
@@ -29,52 +26,15 @@ _WORDS = {
     detect.INCIDENT: Sentence("incident"),
     detect.CONFIG: Sentence("pack of configurations"),
 }
-_COMPARABLE = {
-    (True, False): Sentence("a dump only"),
-    (False, True): Sentence("monitor output only"),
-    (True, True): Sentence("a dump and monitor output"),
-    (False, False): Sentence("neither a dump nor monitor output"),
-}
-"""Whether there is a dump, and whether there is monitor output."""
-_INCIDENT = re.compile(r"step(\d{1,18})-.+", re.DOTALL)
 
-Look = Callable[[Path, Path | None], Diagnosis]
-
-
-@dataclass(frozen=True)
-class Parts:
-    """What lies in an output directory.
-
-    Attributes:
-        path: the directory.
-        dump: root of its dump, an incident directory when `path` is one; None: there is none.
-        monitor: what the reader of monitor output opens; None: there is none.
-        incidents: directories of incidents, the earliest step first.
-        config: the pack of what the run was started with, None: there is none.
-    """
-
-    path: Path
-    dump: Path | None
-    monitor: Path | None
-    incidents: tuple[Path, ...] = ()
-    config: Path | None = None
-
-    @property
-    def several(self) -> bool:
-        """Not a single thing that is named by its own path."""
-        if self.config is not None and self.path.is_dir() and self.dump is None and self.monitor is None:
-            return True
-        return bool(self.incidents) or self.dump not in (None, self.path) or (self.dump is not None and self.monitor is not None)
-
-    def comparable(self) -> Sentence:
-        """What of it can be compared with the same of another run."""
-        return _COMPARABLE[self.dump is not None, self.monitor is not None]
+Look = Callable[[str, Run, Run | None], Diagnosis]
+"""What is looked at, of which two runs."""
 
 
 @dataclass(frozen=True)
 class _Seen:
     what: str
-    path: Path
+    run: Run
     found: Diagnosis
     compared: bool = False
     """With the same of the golden run."""
@@ -88,42 +48,13 @@ class _Seen:
         return (0 if records else 1), first.step
 
 
-def parts(path: Path) -> Parts:
-    """What lies at a path.
-
-    Raises:
-        DumpFormatError: there is no such path.
-    """
-    kind = detect.kind_of(path)
-    if kind == detect.INCIDENT or not path.is_dir():
-        pack = pack_beside(path) if kind in (detect.DUMP, detect.INCIDENT, detect.MONITOR) else None
-        return Parts(path, path if kind in (detect.DUMP, detect.INCIDENT) else None, path if kind == detect.MONITOR else None, (), pack)
-    dump = path if kind == detect.DUMP else dump_in(path)
-    pack = path / PACK if kind == detect.CHECKPOINT else pack_beside(path)  # what lies beside a checkpoint is not known to be of its run
-    monitor = path if detect.is_monitored(path) else None
-    return Parts(path, dump, monitor, incidents(path), pack if pack is not None and pack.is_file() else None)
-
-
-def incidents(run: Path) -> tuple[Path, ...]:
-    """Directories of the incidents of a run, the earliest step first."""
-    if (run / INCIDENTS).is_symlink() or not (run / INCIDENTS).is_dir():  # `run` itself may be one: ``latest``
-        return ()
-    found = [(int(name[1]), place) for place in (run / INCIDENTS).iterdir() if (name := _INCIDENT.fullmatch(place.name))]
-    return tuple(place for _, place in sorted(found) if not place.is_symlink() and detect.kind_of(place) in (detect.INCIDENT, detect.DUMP))
-
-
-def dump_in(directory: Path) -> Path | None:
-    """The dump of an output directory, None when it has none."""
-    return directory / IN_RUN if holds_dump(directory / IN_RUN) else None
-
-
-def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
+def look_at_all(target: Run, golden: Run | None, look: Look) -> Diagnosis:
     """Look at everything that lies in an output directory.
 
     Args:
         target: the run in question.
         golden: a run that is right, None when there is none.
-        look: diagnoses one thing, or two of one kind.
+        look: diagnoses one thing of a kind, or two.
 
     Raises:
         UsageError: there is nothing to look at.
@@ -133,15 +64,15 @@ def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
     left: list[str] = []
     errors: list[ProbeError] = []
 
-    def one(what: str, path: Path, beside: Path | None) -> None:
+    def one(what: str, run: Run, beside: Run | None) -> None:
         try:
-            seen.append(_Seen(what, path, look(path, beside), beside is not None))
+            seen.append(_Seen(what, run, look(what, run, beside), beside is not None))
         except (DumpFormatError, NothingCapturedError, UsageError) as error:
             errors.append(error)
 
     for what, mine, theirs in (
-        (detect.DUMP, target.dump, golden.dump if golden else None),
-        (detect.MONITOR, target.monitor, golden.monitor if golden else None),
+        (detect.DUMP, target.records, golden.records if golden else None),
+        (detect.MONITOR, target if target.has_monitor else None, golden if golden and golden.has_monitor else None),
     ):
         if mine is not None:
             one(what, mine, theirs)
@@ -149,24 +80,24 @@ def look_at_all(target: Parts, golden: Parts | None, look: Look) -> Diagnosis:
                 left.append(f"{what} of the golden run, which has none: this one's was looked at alone")
         elif theirs is not None:
             left.append(f"{what} of the golden run (this one has none)")
-    known = {place.name for place in golden.incidents} if golden else set()
-    fresh = [place for place in target.incidents if place.name not in known]
-    left += [f"{place.name} (the golden run has it too)" for place in target.incidents if place.name in known]
-    for place in fresh[:MOST_INCIDENTS]:
-        one(detect.INCIDENT, place, None)
+    known = {run.path.name for run in golden.incidents} if golden else set()
+    fresh = [run for run in target.incidents if run.path.name not in known]
+    left += [f"{run.path.name} (the golden run has it too)" for run in target.incidents if run.path.name in known]
+    for incident in fresh[:MOST_INCIDENTS]:
+        one(detect.INCIDENT, incident, None)
     if len(fresh) > MOST_INCIDENTS:
         left.append(f"{len(fresh) - MOST_INCIDENTS} later incidents")
     if not seen and target.config is not None and (golden is None or golden.config is not None):
-        one(detect.CONFIG, target.config, None if golden is None else golden.config)
+        one(detect.CONFIG, target, golden)
     if not seen:
-        raise errors[0] if errors else UsageError(f"{target.path}: holds nothing that can be looked at")
+        raise errors[0] if errors else UsageError(f"{target}: holds nothing that can be looked at")
     found = _together(seen, left, [str(error) for error in errors])
     if golden is not None and not any(one.compared for one in seen):
         _say_nothing_compared(found, target, golden)
     return found
 
 
-def _say_nothing_compared(found: Diagnosis, target: Parts, golden: Parts) -> None:
+def _say_nothing_compared(found: Diagnosis, target: Run, golden: Run) -> None:
     """Two runs that have nothing of one kind: what was found of one of them alone is no answer to the question."""
     template = "Nothing of the two runs was compared: this one has {0}, the golden run {1}"
     said = Sentence(template, target.comparable(), golden.comparable())
@@ -176,7 +107,7 @@ def _say_nothing_compared(found: Diagnosis, target: Parts, golden: Parts) -> Non
         return
     found.nothing = said
     steps = ",".join(map(str, found.steps[:MOST_STEPS]))
-    options = "--preset watch" if target.dump is None else f"--preset dump --set 'dump.step=[{steps}]'"
+    options = "--preset watch" if target.records is None else f"--preset dump --set 'dump.step=[{steps}]'"
     _, place = new_places()
     found.next = [
         f"msprobe run {options} --output-dir {place} -- {GOLDEN}",
@@ -214,7 +145,7 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
     dumped = {step for one in seen for step in one.found.steps}
     commands = [command for one in (lead, *others) for command in _next(one, dumped)]
     again = again_with_operators()
-    if any(one.what == detect.INCIDENT and incident_samples.document(one.path).get("levels") for one in seen):
+    if any(one.what == detect.INCIDENT and incident_samples.document(one.run.path).get("levels") for one in seen):
         commands = [command for command in commands if command not in again]  # the run kept operators, and would show no more
     elif found.operator_unknown:
         commands = [*again, *commands]
@@ -222,17 +153,22 @@ def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosi
     return found
 
 
+def _place(seen: _Seen) -> Path:
+    return seen.run.config or seen.run.path if seen.what == detect.CONFIG else seen.run.path
+
+
 def _sentence(seen: _Seen) -> str:
-    place = seen.path.name if seen.path.name == seen.what else Sentence("{0} {1}", _WORDS[seen.what], seen.path.name)
+    place = _place(seen).name
+    place = place if place == seen.what else Sentence("{0} {1}", _WORDS[seen.what], place)
     return Sentence("{0}: {1}", place, seen.found.headline())
 
 
 def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, object]:
     """Paths of everything, with the numbers of what led."""
     numbers = {key: value for key, value in lead.found.looked_at.items() if key != "monitor"}
-    looked: dict[str, object] = {lead.what: str(lead.path)} | numbers
+    looked: dict[str, object] = {lead.what: str(_place(lead))} | numbers
     for what in (detect.DUMP, detect.MONITOR, detect.INCIDENT):
-        paths = [str(one.path) for one in others if one.what == what]
+        paths = [str(_place(one)) for one in others if one.what == what]
         if paths:
             looked[what if what != lead.what else f"further {what}"] = ", ".join(paths)
     return looked | ({"not looked at": ", ".join(left)} if left else {})
@@ -255,5 +191,5 @@ def _next(seen: _Seen, dumped: Collection[int]) -> list[str]:
     if first is None or (seen.what == detect.MONITOR and first.step in dumped):
         return []
     if seen.what == detect.INCIDENT and seen.found.finding != findings.DESYNC:  # ranks that have parted hold no NaN
-        return [f"msprobe nan_analyze -i {shlex.quote(str(seen.path))}"]
+        return [f"msprobe nan_analyze -i {shlex.quote(str(seen.run))}"]
     return list(seen.found.next)

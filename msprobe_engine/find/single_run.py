@@ -6,16 +6,15 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives import replicas
 from msprobe_engine.find.collectives.rank_checks import RankChecks
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.saved_variables import saved_alone
-from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.replicas import StepTables
 
 MOST_STEPS = 8
@@ -36,14 +35,14 @@ _WORD = 12
 """Where the text begins in a line of the report of `nan_analyze`."""
 
 
-def diagnose_alone(target: Path, tables: StepTables | None = None) -> Diagnosis:
+def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
     """Diagnose one run. `tables`: what was read of its dump before.
 
     Raises:
         DumpFormatError: there is nothing to read.
         NothingCapturedError: there is, and nothing of it can be read.
     """
-    variables = _saved(target)
+    variables = None if target.dump is None else saved_alone(target.dump)
     if variables is not None:
         return variables
     ranks = RankChecks()
@@ -64,7 +63,7 @@ def diagnose_alone(target: Path, tables: StepTables | None = None) -> Diagnosis:
         found.finding, found.suspects = ranks.finding, ranks.suspects
         found.evidence += ranks.evidence
         return found
-    _began(found, target)
+    _began(found, target.path)
     if found.finding == findings.NONE:
         beside = _BESIDE_EQUAL if ranks.equal else _BESIDE if ranks.several else ""
         found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
@@ -87,14 +86,6 @@ def _told(text: str) -> list[str]:
         if not (first and word in ("record", "cause", "source")):
             told.append(Sentence("{0}{1}", _TOLD.get(word, word), f"{'':{_WORD - 2 - len(word)}}{line[_WORD:].strip()}"))
     return told
-
-
-def _saved(target: Path) -> Diagnosis | None:
-    try:
-        dump = open_dump(target)
-    except DumpFormatError:
-        return None  # an incident directory, or nothing
-    return saved_alone(dump)
 
 
 def _began(found: Diagnosis, target: Path) -> None:

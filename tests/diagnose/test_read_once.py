@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from collections import Counter
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +60,29 @@ def test_runs_without_nan_are_not_read_again(tmp_path: Path, monkeypatch: pytest
     monkeypatch.setattr(single_run, "diagnose_alone", lambda _: pytest.fail("read again"))
     assert diagnose(target, golden).finding == findings.NONE
     assert diagnose(target, golden, exact=True).finding == (findings.NONE if more is None else findings.STRUCTURE)
+
+
+@pytest.mark.parametrize("command", ["diagnose", "compare"])
+def test_each_directory_is_listed_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, command: str) -> None:
+    """Whoever needs to know what a dump holds gets it from the one who has looked."""
+    target, golden = _run(tmp_path / "target", float("nan"), ranks=2), _run(tmp_path / "golden", ranks=2)
+    listed: Counter[str] = Counter()
+
+    def counted(real: Callable[..., Any]) -> Callable[..., Any]:
+        def lists(path: Any = ".") -> Any:
+            listed[str(path)] += 1
+            return real(path)
+
+        return lists
+
+    for name in ("scandir", "listdir"):
+        monkeypatch.setattr(os, name, counted(getattr(os, name)))
+    found = diagnose(target, golden) if command == "diagnose" else compare_dumps(target, golden, tmp_path / "out").diagnosis
+    assert found is not None
+    assert found.finding == findings.NONFINITE
+    assert {place: listed[str(place)] for root in (target, golden) for place in (root, root / "step0")} == dict.fromkeys(
+        (target, target / "step0", golden, golden / "step0"), 1
+    )
 
 
 def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,7 +18,7 @@ from msprobe_engine.align.sources import pair_paths
 from msprobe_engine.cli.options.inputs import warn_same_files
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.statistics import histograms
-from msprobe_engine.find.detect import kind_of
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.opened import open_path
@@ -71,7 +71,7 @@ def test_what_a_rank_says_is_found_behind_and_before_any_number_of_samples(tmp_p
     assert (read_piece(path) or {})["state"] == "writing"
     append_lines(path, [says | {"state": "complete"}])
     assert (read_piece(path) or {})["state"] == "complete"
-    assert [len(trace.calls) for trace in incident_samples.load(tmp_path).get(5, {}).values()] == [0]
+    assert [len(trace.calls) for trace in incident_samples.load(Run(tmp_path).samples).get(5, {}).values()] == [0]
 
 
 def test_a_cut_off_step_is_not_read_as_a_whole_one(tmp_path: Path, frame: Any, alert: Any) -> None:
@@ -123,7 +123,7 @@ def test_steps_in_one_file_and_in_a_file_each_are_read_alike(tmp_path: Path, fra
     places = ("", "step4", "step4/rank1", "step5/rank0/dump.json")
 
     def told() -> list[Any]:
-        found: list[Any] = [kind_of(tmp_path), nan_analyze(tmp_path).findings, look(tmp_path).dumps["."].keys()]
+        found: list[Any] = [Run(tmp_path).kind, nan_analyze(tmp_path).findings, look(tmp_path).dumps["."].keys()]
         for place in places:
             dump = open_dump(tmp_path / place)
             found += [(step, rank, dump.load(step, rank)) for step in dump.steps for rank in dump.ranks(step)]
@@ -170,7 +170,7 @@ def test_what_takes_the_place_of_kept_steps(tmp_path: Path, frame: Any, alert: A
     for root in ("a", "b"):
         for name in ("step3/rank0/debug.json", "step5/rank0/debug.json", "step3/rank1/dump.json"):
             with pytest.raises(DumpFormatError, match="no such file"):
-                kind_of(tmp_path / root / name)
+                _ = Run(tmp_path / root / name).kind
     ring_file(tmp_path / "a", 1).touch()
     (said,) = missing_steps(open_dump(tmp_path / "a/step4"))
     assert f"{ring_file(tmp_path / 'a', 1)}: is empty" in said

@@ -16,7 +16,7 @@ from debug_model import Net, config, names, steps, written, x
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.output_paths import check_directory
-from msprobe_engine.find.config_and_checkpoint import pack_beside
+from msprobe_engine.find.detect import Run
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 
@@ -109,7 +109,7 @@ def test_what_the_run_was_started_with(keys: dict[str, list[int]], rank: int | N
     for pack in packs:
         assert read_pack(pack).ours
         for place in (tmp_path / "dump", pack.parent.parent, pack.parent, pack.parent / "dump.json"):
-            assert pack_beside(place) == pack
+            assert Run(place).config == pack
 
 
 def test_link_to_the_root(tmp_path: Path) -> None:

@@ -119,7 +119,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if same and found.diagnosis is not None:
         found.diagnosis.nothing = SAME_FILES
-    print(say_steps(found.text(), target, golden))
+    print(say_steps(found.text(), found.other_steps))
     for note in found.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
     return found.exit_code
@@ -133,11 +133,11 @@ def _first_difference(target: str, golden: str, output: str) -> int:
 
     path, found = first_differences(target, golden, output)
     if path is not None:
-        print(say_steps(f"The first difference is in {path}", target, golden))
+        print(say_steps(f"The first difference is in {path}", found.other_steps))
     elif found.finding != NONE or found.problems:  # calls or renamed modules, of which no record is the first; or not all was compared
-        print(say_steps(printable(found.headline()), target, golden))
+        print(say_steps(printable(found.headline()), found.other_steps))
     else:
-        print(say_steps(NOTHING, target, golden))
+        print(say_steps(NOTHING, found.other_steps))
     for problem in found.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if path is not None or found.finding != NONE:

@@ -67,7 +67,7 @@ def run(args: argparse.Namespace) -> int:
         )
     if same and found.finding == NONE:
         found.nothing, found.evidence = SAME_FILES, []
-    print(say_steps(found.text(), args.target, args.golden))
+    print(say_steps(found.text(), found.other_steps))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     with guard_writing(args.output_path, "name another directory with -o"):
         args.answer_file, page = found.write(args.output_path)

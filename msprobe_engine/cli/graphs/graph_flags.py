@@ -139,7 +139,7 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
         raise UsageError("--file_type json writes the merged dump of one run; give one path, and --merge auto or --rank_size")
     with cluster(args.scheduler):
         found = run(target, golden, args.output_path, options, _said if options.progress_log else None)
-    _say(found, args.open, target, golden)
+    _say(found, args.open)
     return found.exit_code
 
 
@@ -147,11 +147,11 @@ def _said(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _say(found: Result, show: bool, target: str, golden: str | None) -> None:
+def _say(found: Result, show: bool) -> None:
     from msprobe_engine.cli.options.inputs import say_steps
     from msprobe_engine.core.log import printable
 
-    print(printable(say_steps(found.text(), target, golden)))
+    print(printable(say_steps(found.text(), found.other_steps)))
     for note in found.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
     pages = [path for path in found.files if path.suffix == ".html"]

@@ -59,28 +59,11 @@ def _holds_same(one: Path, other: Path) -> bool:
     return count > 0
 
 
-def say_steps(text: str, target: str | os.PathLike[str], golden: str | os.PathLike[str] | None) -> str:
+def say_steps(text: str, other_steps: tuple[int, int] | None) -> str:
     """The text of a result; its second line says so where the two sides are different steps, of which no option asks."""
-    steps = [_only_step(Path(path)) for path in (target, golden) if path is not None]
-    if len(steps) < 2 or None in steps or steps[0] == steps[1]:
+    if other_steps is None:
         return text
     headline, *rest = text.split("\n")
-    said = f"Attention: step {steps[0]} is compared with step {steps[1]} of the golden run; a difference may be that of the steps."
+    target, golden = other_steps
+    said = f"Attention: step {target} is compared with step {golden} of the golden run; a difference may be that of the steps."
     return "\n".join([headline, said, *rest])
-
-
-def _only_step(path: Path) -> int | None:
-    """The step that a path stands for; None: of several, or not known."""
-    from msprobe_engine.core.errors import ProbeError
-    from msprobe_engine.formats.dump import layout
-    from msprobe_engine.formats.dump.reader import open_dump
-
-    path = Path(os.path.realpath(path))
-    for above in (path, path.parent, path.parent.parent):
-        if (step := layout.step_of(above.name)) is not None:
-            return step
-    try:
-        steps = open_dump(path).steps
-    except (OSError, ProbeError):
-        return None
-    return steps[0] if len(steps) == 1 else None

@@ -165,10 +165,10 @@ def _compare(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.outputs import is_run, results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import one_line
-    from msprobe_engine.find.config_and_checkpoint import pack_inside
+    from msprobe_engine.find.detect import Run
     from msprobe_engine.formats.pack.kind import NAME, is_pack, pack_of
 
-    bench, cmp = (pack_inside(path) or path for path in map(pack_of, args.compare))
+    bench, cmp = (Run(path).pack_inside or path for path in map(pack_of, args.compare))
     for path in (cmp, bench):
         if not os.path.lexists(path):
             raise UsageError(f"{one_line(str(path))}: no such file or directory; name a pack, a run that has one, or a checkpoint")

@@ -33,7 +33,7 @@ from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.alert_order import Group, folded, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, steps_on_one_side, still_running
-from msprobe_engine.formats.monitor.reader import Run, open_run
+from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 
 _NONFINITE_RULES = ("nan_inf", "loss_not_finite")
@@ -41,16 +41,11 @@ _DESYNC_RULES = ("replica_mismatch",)
 MOST_SUSPECTS = 20
 
 
-def diagnose_monitor(target: Path) -> Diagnosis:
-    """One run: its alerts in the order of execution; without alerts the first number that is none; then replicas that differ.
-
-    Raises:
-        UsageError: no monitor has written there.
-    """
-    run = open_run(target)
+def diagnose_monitor(run: Run) -> Diagnosis:
+    """One run: its alerts in the order of execution; without alerts the first number that is none; then replicas that differ."""
     found = Diagnosis()
-    found.looked_at = {"monitor": str(target), "ranks": len(run.ranks)}
-    loaded = load(target)
+    found.looked_at = {"monitor": str(run.path), "ranks": len(run.ranks)}
+    loaded = load(run.path)
     groups = folded(in_order(loaded.anomalies))
     critical = [group for group in groups if group.first.critical] or groups
     found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
@@ -64,7 +59,7 @@ def diagnose_monitor(target: Path) -> Diagnosis:
             found.evidence.append(Sentence("{0} alerts; the first in the order of execution: {1}", len(loaded.anomalies), _message(first)))
         else:
             found.evidence.append(Sentence("One alert: {0}", _message(first)))
-        found.next.append(f"msprobe monitor analyze {shlex.quote(str(target))}")
+        found.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
         found.next += _again(first.step, list(first.ranks), found.finding)
         name_loss(found, run)
         return found
@@ -103,15 +98,16 @@ def diagnose_monitor(target: Path) -> Diagnosis:
     return found
 
 
-def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Diagnosis:
+def diagnose_two_monitors(a: Run, b: Run, exact: bool = False) -> Diagnosis:
     """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before
     (`find.monitor.nearest`).
 
+    Args:
+        a, b: the run in question, and the golden one.
+
     Raises:
-        UsageError: no monitor has written at a path.
         NothingCapturedError: there is no number that both have.
     """
-    a, b = open_run(target), open_run(golden)
     found = Diagnosis()
     items, alone = paired_numbers(a, b)
     apart, said_apart = not_comparable(a, b)
@@ -124,7 +120,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
         if item.family not in apart and (item.rank, item.family, item.key) not in unlike and item.key.name not in cut.totals
     ]
     if not items:
-        raise NothingCapturedError(f"{target} and {golden}: no rank, step and tensor in common; is it the same training?")
+        raise NothingCapturedError(f"{a.path} and {b.path}: no rank, step and tensor in common; is it the same training?")
     noise = SeriesNoise(a, b)
     ranks_of_both = world_size(a), world_size(b)
     items, said_scale = without_scale(items, noise.of_gradients, ranks_of_both[0] / ranks_of_both[1] if all(ranks_of_both) else 1.0)
@@ -164,7 +160,7 @@ def diagnose_two_monitors(target: Path, golden: Path, exact: bool = False) -> Di
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *cut.said]
     found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
     found.evidence += found.remarks
-    found.problems += [_said_alone(golden if k else target, names) for k, names in enumerate(alone) if names]
+    found.problems += [_said_alone((b if k else a).path, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
     if not found.suspects:
         found.evidence.append(_say_largest(largest))

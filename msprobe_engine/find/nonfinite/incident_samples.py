@@ -5,8 +5,7 @@ A rank may have written its samples again when it knew more, each time behind ea
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +23,6 @@ from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
 from msprobe_engine.formats.dump.reader import MOST_BYTES
 from msprobe_engine.formats.dump.record_rows import RowReader
 
-_FILE = re.compile(r"samples_rank(\d{1,9})\.jsonl")
 _PHASES = (
     *("param_origin", "actv", "loss", "actv_grad", "grad_unreduced", "grad_reduced", "other"),
     *("update", "ratio", "param_updated", "exp_avg", "exp_avg_sq", "opt_state", "after"),
@@ -60,14 +58,12 @@ def ranks_without_a_word(directory: Path) -> list[str]:
     return told
 
 
-def load(directory: Path) -> dict[int, dict[int, Trace]]:
-    """Step to rank to trace; every sample is a call with an output only. Lines that cannot be read are left out."""
+def load(files: Iterable[Path]) -> dict[int, dict[int, Trace]]:
+    """Step to rank to trace of the files of an incident; every sample is a call with an output only. Lines that cannot be read are left
+    out."""
     out: dict[int, dict[int, Trace]] = {}
-    for path in sorted(directory.iterdir()) if directory.is_dir() else ():
-        hit = _FILE.fullmatch(path.name)
-        if hit is None:
-            continue
-        rank = int(hit.group(1))
+    for path in files:
+        rank = int(path.stem.removeprefix("samples_rank"))
         for line in _last_samples(path):
             step = line["step"]
             trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], DumpTable(path), path=str(path)))

@@ -8,14 +8,14 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
+from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.process.garbage_collection import collection_paused
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.nonfinite import first_over_ranks, incident_samples, load, report
 from msprobe_engine.find.nonfinite.flags import Trace
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
-from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.replicas import StepTables
 
 
@@ -41,7 +41,9 @@ class Result:
 Seen = Callable[[int, Mapping[int, DumpTable]], None]
 
 
-def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen | None = None, tables: StepTables | None = None) -> Result:
+def nan_analyze(
+    source: Run | str | Path, output: str | Path | None = None, seen: Seen | None = None, tables: StepTables | None = None
+) -> Result:
     """Find the first NaN/Inf over all ranks.
 
     Args:
@@ -55,21 +57,17 @@ def nan_analyze(source: str | Path, output: str | Path | None = None, seen: Seen
         NothingCapturedError: there is one, and nothing in it can be read.
     """
     with collection_paused():
-        return _nan_analyze(Path(source), output, seen, tables)
+        return _nan_analyze(source if isinstance(source, Run) else Run(Path(source)), output, seen, tables)
 
 
-def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None, tables: StepTables | None) -> Result:
-    sampled = incident_samples.load(root)
-    again = _rerun(root)
-    result = Result([], "", [], problems=incident_samples.ranks_without_a_word(root))
-    try:
-        dump = open_dump(root)
-        dumped = set(dump.steps)
-        result.problems += missing_steps(dump)
-    except DumpFormatError:
-        if not sampled and again is None:
-            raise
-        dump, dumped = None, set()
+def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables: StepTables | None) -> Result:
+    sampled = incident_samples.load(root.samples)
+    second = root.path / RERUN  # the dump of a step that ran twice, in the directory of an incident
+    again = Run(second).dump if second.is_dir() else None
+    dump = root.dump if sampled or again is not None else root.need_dump()
+    dumped = set() if dump is None else set(dump.steps)
+    missing = [] if dump is None else missing_steps(dump)
+    result = Result([], "", [], [*incident_samples.ranks_without_a_word(root.path), *missing])
     reruns = set(again.steps) if again is not None else set()
     note = ""
     texts: list[str] = []
@@ -111,14 +109,6 @@ def _nan_analyze(root: Path, output: str | Path | None, seen: Seen | None, table
     if result.findings and output is not None:
         result.path = report.write_json(result.findings, Path(output))
     return result
-
-
-def _rerun(root: Path) -> DumpDirectory | None:
-    """The dumps of a step that ran twice, in an incident directory."""
-    try:
-        return open_dump(root / RERUN) if (root / RERUN).is_dir() else None
-    except DumpFormatError:
-        return None
 
 
 _OPERATOR_LEVEL = ("operator", "module", "gradient", "collective", "unrecorded", "missing")

@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from pathlib import Path
 
-from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.replicas import NOT_FINITE, StepTables
 from msprobe_engine.formats.dump.ring_file import open_step_file
 
@@ -22,7 +21,7 @@ _PIECE = 1 << 20
 
 
 def add_nonfinite_of_one_side(
-    found: Diagnosis, target: Path, golden: Path, tables: StepTables, steps: Collection[int] = (), ranks: Collection[int] = ()
+    found: Diagnosis, target: Run, golden: Run, tables: StepTables, steps: Collection[int] = (), ranks: Collection[int] = ()
 ) -> None:
     """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none.
     `tables`: what was read before; `steps`, `ranks`: only these were compared; empty: all."""
@@ -37,7 +36,7 @@ def add_nonfinite_of_one_side(
         found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 
-def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path, tables: StepTables, finite: Collection[Path] = ()) -> None:
+def add_later_nonfinite(found: Diagnosis, target: Run, golden: Run, tables: StepTables, finite: Collection[Path] = ()) -> None:
     """Where the numbers part first may be something else than what ends in NaN later: each side's first NaN or Inf that the other has not.
 
     The steps behind the first difference are not compared. Dumps are looked at again only where one of their files has a number that is
@@ -55,10 +54,8 @@ def add_later_nonfinite(found: Diagnosis, target: Path, golden: Path, tables: St
             found.nonfinite = {bad[0]: first}
 
 
-def _may_have(path: Path, finite: Collection[Path]) -> bool:
-    try:
-        dump = open_dump(path)
-    except DumpFormatError:
+def _may_have(run: Run, finite: Collection[Path]) -> bool:
+    if (dump := run.dump) is None:
         return False
     places = (place for step in dump.steps for _, place in numbered(dump, step))
     files = (place / name for place in places for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG))

@@ -14,13 +14,14 @@ from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, Pr
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import run_directory
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.nonfinite import report
 from msprobe_engine.find.nonfinite.nan_analyze import Result, nan_analyze
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
-from msprobe_engine.formats.monitor.reader import open_run
+from msprobe_engine.formats.monitor.reader import Run as MonitorRun
 
 _RULES = ("nan_inf", "AnomalyNan")
 """Ours and that of the existing tool: with one of them every step was looked at, and its alerts are all there is."""
@@ -52,11 +53,10 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None, schedu
         DumpFormatError: there is nothing that could be looked at.
         NothingCapturedError: there is, and nothing in it can be read.
     """
-    root = Path(source)
-    parts = run_directory.parts(root)
+    run = Run(Path(source))
     tables = StepTables(0, scheduler)  # each step is read once
-    if not parts.incidents and parts.monitor is None:
-        return nan_analyze(root, output, tables=tables)
+    if not run.incidents and not run.has_monitor:
+        return nan_analyze(run, output, tables=tables)
     seen: list[_Part] = []
     errors: list[ProbeError] = []
 
@@ -66,16 +66,16 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None, schedu
         except (DumpFormatError, NothingCapturedError) as error:
             errors.append(error)
 
-    if parts.dump is not None:
-        look("dump", lambda: nan_analyze(root, tables=tables))
-    for place in parts.incidents[: run_directory.MOST_INCIDENTS]:
-        look(f"incident {place.name}", lambda place=place: nan_analyze(place, tables=tables))  # type: ignore[misc]
-    if (monitor := parts.monitor) is not None:
+    if run.records is not None:
+        look("dump", lambda: nan_analyze(run, tables=tables))
+    for one in run.incidents[: run_directory.MOST_INCIDENTS]:
+        look(f"incident {one.path.name}", lambda one=one: nan_analyze(one, tables=tables))  # type: ignore[misc]
+    if run.has_monitor:
         recorded = {step for part in seen for step in part.result.steps}
-        look("monitor", lambda: _of_monitor(monitor, recorded))
+        look("monitor", lambda: _of_monitor(run.monitor, recorded))
     if not seen:
         raise errors[0]
-    return _together(root, seen, errors, len(parts.incidents), output)
+    return _together(run.path, seen, errors, len(run.incidents), output)
 
 
 def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], incidents: int, output: str | Path | None) -> Result:
@@ -108,11 +108,10 @@ def _first_line(result: Result) -> str:
     return result.text.partition("\n")[0]
 
 
-def _of_monitor(path: Path, recorded: Collection[int]) -> Result:
+def _of_monitor(run: MonitorRun, recorded: Collection[int]) -> Result:
     """Its alerts, and its numbers where no rule has looked at them. Of activations in steps whose calls are recorded these tell more: an
     infinity that was gone again before the end does not matter."""
-    loaded = load(path)
-    run = open_run(path)
+    loaded, path = load(run.path), run.path
     items: list[Mapping[str, Any]]
     alerts = [located.anomaly for located in in_order(loaded.anomalies) if located.anomaly.rule in _RULES]
     telling = [alert for alert in alerts if alert.step not in recorded or alert.word not in _OF_CALLS]

@@ -192,7 +192,7 @@ def missing_steps(dump: DumpDirectory, steps: Collection[int] = ()) -> list[str]
     that are asked for."""
     empty = [step for step in dump.empty_steps if not steps or step in steps]
     found: list[str] = [Sentence("{0}: no dump.json in the directories of steps {1}", dump.root, some(empty))] if empty else []
-    found += damages_in(dump.root if layout.step_of(dump.root.name) is None else dump.root.parent)
+    found += damages_in(dump.rings)
     return found + (of_earlier_runs(dump) if not steps or not set(steps).isdisjoint(dump.earlier_steps) else [])
 
 

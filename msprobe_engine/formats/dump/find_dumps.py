@@ -5,17 +5,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.ring_file import has_step_file, kept_at, ranks_in
+from msprobe_engine.formats.dump.ring_file import Ring, has_step_file, kept_at, kept_in, rings_above, rings_among
 
 Found = dict[int | None, dict[str, Path | None]]
 """Step to ranks by their names, and the directory of each; None in place of a directory that holds no dump, and of a step that its
 directory does not say."""
+Entries = Sequence[os.DirEntry[str]]
 IN_RUN = "dump"
 """The directory of the dump in the output directory of a run."""
 INCIDENTS = "incidents"
@@ -38,20 +40,34 @@ def nearby(path: Path) -> str:
     return f"; there is {places}"
 
 
-def find_dump(path: Path) -> tuple[Path, Found] | None:
-    """The root of the dump that is meant by a directory, and what is in it (`find_ranks`): the directory itself, or the dump in it when it
-    is the output directory of a run. None where neither is a dump.
+class FoundDump(NamedTuple):
+    """The root of a dump and what is in it. rings: files of rings in it or beside it; strays: what lies beside ranks and is none;
+    entries: what is in the root."""
+
+    root: Path
+    ranks: Found
+    rings: list[Ring]
+    strays: list[str]
+    entries: Entries = ()
+
+
+def find_dump(path: Path, entries: Entries | None = None) -> FoundDump | None:
+    """The dump that is meant by a directory: the directory itself, or the dump in it when it is the output directory of a run. None where
+    neither is a dump.
+
+    Args:
+        entries: what is in the directory, where that was listed before.
 
     Raises:
         DumpFormatError: a directory cannot be listed.
     """
     for place in (path, path / IN_RUN):
         if place.is_dir():
-            found = find_ranks(place)
-            if any(directory is not None for ranks in found.values() for directory in ranks.values()):
-                return place, found
+            found = _find_ranks(place, entries if place is path else None)
+            if any(directory is not None for ranks in found.ranks.values() for directory in ranks.values()):
+                return found
     kept = kept_at(path)
-    return (path, {step: dict(ranks) for step, ranks in kept.items()}) if kept else None
+    return FoundDump(path, {step: dict(ranks) for step, ranks in kept.items()}, rings_above(path), []) if kept else None
 
 
 def holds_dump(path: Path) -> bool:
@@ -63,7 +79,7 @@ def holds_dump(path: Path) -> bool:
         directory = path.parent
     with contextlib.suppress(DumpFormatError):
         found = find_dump(directory)
-        return found is not None and found[0] == directory
+        return found is not None and found.root == directory
     return False
 
 
@@ -73,26 +89,33 @@ def describe_content(path: Path) -> str:
     return f"directories: {', '.join(p.name for p in children[:8]) or 'nothing'}{_below(children)}"
 
 
-def find_ranks(path: Path) -> Found:
-    """The steps and ranks in a directory; empty when it has none.
-
-    Raises:
-        DumpFormatError: a directory cannot be listed.
-    """
+def _find_ranks(path: Path, entries: Entries | None) -> FoundDump:
     found: Found = {}
+    rings, strays = rings_above(path), list[str]()
     if _has_dump(path):
         step = layout.step_of(path.resolve().parent.name)
         found[step] = {path.resolve().name if not layout.is_rank_directory(path.name) else path.name: path}
-    elif ranks := _ranks(listing := _listing(path)):
+        return FoundDump(path, found, rings, strays)
+    listed = entries_of(path) if entries is None else entries
+    directories = _directories(listed)
+    if ranks := _ranks(directories):
         step = layout.step_of(path.resolve().name)
-        found[step] = _with_kept(ranks, kept_at(path).get(step or 0, {}))
+        found[step] = _with_kept(ranks, kept_in(rings).get(step or 0, {}))
+        strays += [] if step is None else _strays(listed)
     else:
-        for name, child in listing.items():
+        for name, child in directories.items():
             if (step := layout.step_of(name)) is not None:
-                found[step] = {name: None} if child is None else _ranks(_listing(child))
-        for step, kept in ranks_in(path).items():
+                inside = [] if child is None else entries_of(child)
+                found[step] = {name: None} if child is None else _ranks(_directories(inside))
+                strays += _strays(inside)
+        rings = rings_among(path, (entry.name for entry in listed))
+        for step, kept in kept_in(rings).items():
             found[step] = _with_kept(found.get(step, {}), kept)
-    return {step: ranks for step, ranks in found.items() if ranks}
+    return FoundDump(path, {step: ranks for step, ranks in found.items() if ranks}, rings, strays, listed)
+
+
+def _strays(entries: Entries) -> list[str]:
+    return [entry.name for entry in entries if not layout.is_rank_directory(entry.name)]
 
 
 def _with_kept(ranks: Mapping[str, Path | None], kept: Mapping[str, Path]) -> dict[str, Path | None]:
@@ -106,24 +129,33 @@ def _below(children: Sequence[Path]) -> str:
     inside = [child for one in children if one.name == INCIDENTS for child in sorted(_children(one))]
     for child in [*children, *inside][:_LOOKED_INTO]:
         with contextlib.suppress(DumpFormatError):  # one that must not be listed
-            found += [str(dump[0]) for dump in [find_dump(child)] if dump is not None]
+            found += [str(dump.root) for dump in [find_dump(child)] if dump is not None]
     if len(found) == 1:
         return f"; give {found[0]}"
     return f"; give one of them: {', '.join(found[:3])}" if found else ""
 
 
-def _listing(path: Path) -> dict[str, Path | None]:
-    """The directories in a directory by their names, None in place of a link to nothing."""
+def entries_of(path: Path) -> Entries:
+    """What is in a directory, by name.
+
+    Raises:
+        DumpFormatError: it cannot be listed.
+    """
     with guard_opening(path):
-        return {
-            entry.name: Path(entry.path) if os.path.isdir(entry.path) else None  # False, too, of a link to itself
-            for entry in os.scandir(path)
-            if os.path.isdir(entry.path) or (entry.is_symlink() and not os.path.exists(entry.path))
-        }
+        return sorted(os.scandir(path), key=lambda entry: entry.name)
+
+
+def _directories(entries: Iterable[os.DirEntry[str]]) -> dict[str, Path | None]:
+    """The directories among them by their names, None in place of a link to nothing."""
+    return {
+        entry.name: Path(entry.path) if os.path.isdir(entry.path) else None  # False, too, of a link to itself
+        for entry in entries
+        if os.path.isdir(entry.path) or (entry.is_symlink() and not os.path.exists(entry.path))
+    }
 
 
 def _children(path: Path) -> list[Path]:
-    return [child for child in _listing(path).values() if child is not None]
+    return [child for child in _directories(entries_of(path)).values() if child is not None]
 
 
 def _has_dump(path: Path) -> bool:

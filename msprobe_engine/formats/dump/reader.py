@@ -20,7 +20,7 @@ from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.find_dumps import describe_content, find_dump, nearby
+from msprobe_engine.formats.dump.find_dumps import Entries, FoundDump, describe_content, find_dump, nearby
 from msprobe_engine.formats.dump.ring_file import read_step_file
 from msprobe_engine.formats.dump.world import Times, times_of
 
@@ -37,9 +37,9 @@ _MOST_ASKED = 64
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
 
 
-def open_dump(root: Path | str) -> DumpDirectory:
+def open_dump(root: Path | str, entries: Entries | None = None) -> DumpDirectory:
     """Open a dump by any of its paths: the output directory of a run, the root of a dump, a step directory, a rank directory, or its
-    dump.json or debug.json.
+    dump.json or debug.json. `entries`: what is in a directory, where that was listed before.
 
     Raises:
         DumpFormatError: there is no dump at this path.
@@ -48,7 +48,7 @@ def open_dump(root: Path | str) -> DumpDirectory:
     require_visible(path)
     if path.name in (layout.DUMP, layout.DEBUG) and not path.is_dir():
         path = path.parent
-    found = find_dump(path)
+    found = find_dump(path, entries)
     if found is None and not path.is_dir():
         what = "is no directory and no dump.json" if path.exists() else f"there is no such file or directory{nearby(Path(root))}"
         raise DumpFormatError(
@@ -56,7 +56,7 @@ def open_dump(root: Path | str) -> DumpDirectory:
         )
     if found is None:
         raise DumpFormatError(f"{root}: no dump here; expected step{{N}}/rank{{R}}/dump.json, found {describe_content(path)}")
-    return DumpDirectory(*found)
+    return DumpDirectory(found)
 
 
 def require_visible(path: Path) -> None:
@@ -80,10 +80,10 @@ class DumpDirectory:
     what does not tell it is of the last run.
     """
 
-    def __init__(self, root: Path, ranks_found: Mapping[int | None, Mapping[str, Path | None]]) -> None:
-        self.root = root
-        self._empty = {step: sorted(name for name, path in ranks.items() if path is None) for step, ranks in ranks_found.items()}
-        found = {step: {name: path for name, path in ranks.items() if path is not None} for step, ranks in ranks_found.items()}
+    def __init__(self, dump: FoundDump) -> None:
+        self.root, self.rings, self.strays, self.entries = dump.root, dump.rings, dump.strays, dump.entries
+        self._empty = {step: sorted(name for name, path in ranks.items() if path is None) for step, ranks in dump.ranks.items()}
+        found = {step: {name: path for name, path in ranks.items() if path is not None} for step, ranks in dump.ranks.items()}
         found = {step: ranks for step, ranks in found.items() if ranks}
         process_ranks = _process_ranks(found)
         self._found: dict[int | None, dict[Rank, Path]] = {}

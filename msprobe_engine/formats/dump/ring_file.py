@@ -19,18 +19,18 @@ import functools
 import os
 import re
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import BinaryIO
 
-from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input, open_part, read_opened
 from msprobe_engine.core.io.output_files import write_all
 from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import layout
 
+Ring = tuple[int, Path]
+"""Rank and file."""
 _NAME = re.compile(r"ring_rank(0|[1-9]\d{0,8})\.steps", re.ASCII)
 _MARK = b"#msprobe step "
 _HEAD = re.compile(rb"#msprobe step (\d{1,18}), (\d{1,18}) bytes\n")
@@ -59,30 +59,33 @@ def append_step(path: Path, step: int, parts: Sequence[bytes | memoryview]) -> N
         os.close(descriptor)
 
 
-def ranks_in(directory: Path) -> dict[int, dict[str, Path]]:
+def kept_in(rings: Sequence[Ring]) -> dict[int, dict[str, Path]]:
     """Step to the names of ranks that had kept it, each with the directory that a file of its own would be in."""
     found: dict[int, dict[str, Path]] = {}
-    for rank, path in ring_files(directory):
+    for rank, path in rings:
         for step in steps_of(path):
-            found.setdefault(step, {})[f"rank{rank}"] = directory / f"step{step}" / f"rank{rank}"
+            found.setdefault(step, {})[f"rank{rank}"] = path.parent / f"step{step}" / f"rank{rank}"
     return found
 
 
-def ring_files(directory: Path) -> list[tuple[int, Path]]:
-    """Rank and file, ascending, of all that are in a directory."""
-    with guard_opening(directory):
-        names = [name for entry in os.scandir(directory) if (name := _NAME.fullmatch(entry.name))]
-    return sorted((int(name[1]), directory / name[0]) for name in names)
+def rings_among(directory: Path, names: Iterable[str]) -> list[Ring]:
+    """Those files of rings that are among the names in a directory, by rank."""
+    return sorted((int(name[1]), directory / name[0]) for name in map(_NAME.fullmatch, names) if name)
+
+
+def rings_above(step: Path) -> list[Ring]:
+    """Files of rings beside the directory of a step, whether or not there is one."""
+    if layout.step_of(step.name) is not None:
+        with contextlib.suppress(OSError):  # nobody asked for what is above; it need not be readable
+            return rings_among(step.parent, os.listdir(step.parent))
+    return []
 
 
 def kept_at(path: Path) -> dict[int, dict[str, Path]]:
     """The same of the path that a step or a rank in it would have as a directory of its own."""
     directory = path if layout.step_of(path.name) is not None else path.parent
     step = layout.step_of(directory.name)
-    ranks: dict[str, Path] = {}
-    if step is not None and directory.parent.is_dir():
-        with contextlib.suppress(DumpFormatError):  # nobody asked for what is above; it need not be readable
-            ranks = ranks_in(directory.parent).get(step, {})
+    ranks = {} if step is None else kept_in(rings_above(directory)).get(step, {})
     chosen = {name: place for name, place in ranks.items() if path in (directory, place)}
     return {step: chosen} if step is not None and chosen else {}
 
@@ -114,10 +117,10 @@ def _read_steps(path: Path) -> dict[int, tuple[int, int]]:
         return {step: (start, stop) for step, _, start, stop in _steps(file.fileno())}
 
 
-def damages_in(directory: Path) -> list[str]:
-    """Sentences about files of which a step may be lost with its number; none of what is no directory."""
+def damages_in(rings: Sequence[Ring]) -> list[str]:
+    """Sentences about files of which a step may be lost with its number."""
     found: list[str] = []
-    for _, path in ring_files(directory) if directory.is_dir() else ():
+    for _, path in rings:
         try:
             with open_input(path) as file:
                 size = os.fstat(file.fileno()).st_size

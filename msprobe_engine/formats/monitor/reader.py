@@ -9,10 +9,9 @@ Reading goes as far as it can: what is damaged is left out and counted in `Run.p
 
 from __future__ import annotations
 
-import contextlib
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -23,7 +22,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text import notebook
-from msprobe_engine.formats.dump.find_dumps import IN_RUN, holds_dump
+from msprobe_engine.formats.dump.find_dumps import IN_RUN, Entries, holds_dump
 from msprobe_engine.formats.monitor import run_layout
 from msprobe_engine.formats.monitor.launches import Launch
 from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING
@@ -37,7 +36,7 @@ from msprobe_engine.formats.monitor.reader_csv import (
     families_of,
 )
 from msprobe_engine.formats.monitor.reader_json import CUT
-from msprobe_engine.formats.monitor.run_layout import between, rank_directories, rank_directory, scan
+from msprobe_engine.formats.monitor.run_layout import RankDirectory, between, rank_directories, rank_directory, scan
 from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Key, Kind, Series, Table, steps_of
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
@@ -254,51 +253,59 @@ def open_run(path: Path | str, *, since: str | None = None, until: str | None = 
         raise UsageError(f"{root}: is no file of a monitor; give a directory, a .jsonl file or a .db file")
     if not root.is_dir():
         raise UsageError(f"{root}: no such directory; give the output directory of the run or its monitor directory")
-    if (single := rank_directory(root.resolve())) is not None and any(families_of(entry.name) for entry in scan(root)):
-        return Run(root, "csv", CsvSource([single._replace(path=root)]))
-    for place in (root, root / "monitor"):
-        if place.is_dir() and (directories := rank_directories(place)):
-            chosen = [d for d in directories if d.stamp is None or between(d.stamp, first, last)]
-            if not chosen:
-                stamps = ", ".join(dict.fromkeys(str(d.stamp) for d in directories))
-                raise UsageError(f"{place}: no directory has a time stamp from {since or 'the first'} to {until or 'the last'}: {stamps}")
-            return Run(root, "csv", CsvSource(chosen))
-    for place in (root, root / "jsonl"):
-        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".jsonl") and e.name != ALERTS_FILE]):
-            return _json_lines(root, files)
-    for place in (root, root / "trend"):
-        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(".trend.db")]):
-            return _sqlite(root, files)
-    for place in (root, root / "parquet"):
-        if place.is_dir() and (files := [Path(e.path) for e in scan(place) if e.name.endswith(PARQUET)]):
-            return _parquet(root, files)
+    entries = scan(root)
+    if directories := _rank_directories(root, entries):
+        chosen = [d for d in directories if d.stamp is None or between(d.stamp, first, last)]
+        if not chosen:
+            stamps = ", ".join(dict.fromkeys(str(d.stamp) for d in directories))
+            place = directories[0].path.parent
+            raise UsageError(f"{place}: no directory has a time stamp from {since or 'the first'} to {until or 'the last'}: {stamps}")
+        return Run(root, "csv", CsvSource(chosen))
+    if (found := _files(root, entries)) is not None:
+        return found[0](root, found[1])
     if any(map(holds_dump, (root, root / IN_RUN))):
         raise UsageError(f"{root}: no monitor has written here; it holds a dump, of which msprobe diagnose {root} says what is wrong")
-    listing = ", ".join(entry.name for entry in scan(root)[:8]) or "nothing"
-    runs = _runs_below(root)
+    listing = ", ".join(entry.name for entry in entries[:8]) or "nothing"
+    runs = _runs_below(entries)
     hint = f"; give one of them: {', '.join(runs[:3])}" if len(runs) > 1 else f"; give {runs[0]}" if runs else ""
     raise UsageError(
         f"{root}: no monitor has written here; expected directories like Dec03_21-34-40-rank0-1a2b3c4d, found: {listing}{hint}"
     )
 
 
-def _runs_below(root: Path) -> list[str]:
-    found: list[str] = []
-    for entry in scan(root)[:_LOOKED_INTO]:
-        with contextlib.suppress(UsageError):  # one that must not be listed
-            if os.path.isdir(entry.path) and _written(Path(entry.path)):  # False, too, of a link to itself
-                found.append(entry.path)
-    return found
+def has_monitor(path: Path, entries: Entries | None = None) -> bool:
+    """Has a monitor written here, in any format? What `open_run` takes, but for damage.
+
+    Args:
+        entries: what is in a directory, where that was listed before.
+    """
+    if not path.is_dir():
+        return path.is_file() and (path.name.endswith(".jsonl") or path.suffix == ".db")
+    try:
+        listed = scan(path) if entries is None else entries
+        return bool(_rank_directories(path, listed)) or _files(path, listed) is not None
+    except UsageError:  # it must not be listed
+        return False
 
 
-def _written(path: Path) -> bool:
-    """Whether there are files of a monitor, in any format, in an output directory or a part of it."""
-    return (
-        any(rank_directories(place) for place in (path, path / "monitor") if place.is_dir())
-        or any(e.name.endswith(".jsonl") and e.name != ALERTS_FILE for p in (path, path / "jsonl") if p.is_dir() for e in scan(p))
-        or any(e.name.endswith(PARQUET) for p in (path, path / "parquet") if p.is_dir() for e in scan(p))
-        or any(e.name.endswith(".trend.db") for p in (path, path / "trend") if p.is_dir() for e in scan(p))
-    )
+def _rank_directories(root: Path, entries: Entries) -> list[RankDirectory]:
+    if (single := rank_directory(root.resolve())) is not None and any(families_of(entry.name) for entry in entries):
+        return [single._replace(path=root)]
+    return rank_directories(root, entries=entries) or (rank_directories(root / "monitor") if (root / "monitor").is_dir() else [])
+
+
+def _files(root: Path, entries: Entries) -> tuple[Callable[[Path, Sequence[Path]], Run], list[Path]] | None:
+    """Files of the first other format that is there, in a directory or in that of the format; and what opens them."""
+    for name, ending, opened in (("jsonl", ".jsonl", _json_lines), ("trend", ".trend.db", _sqlite), ("parquet", PARQUET, _parquet)):
+        for listed in (entries, scan(root / name) if (root / name).is_dir() else ()):
+            if files := [Path(entry.path) for entry in listed if entry.name.endswith(ending) and entry.name != ALERTS_FILE]:
+                return opened, files
+    return None
+
+
+def _runs_below(entries: Entries) -> list[str]:
+    """Directories among them in which a monitor has written."""
+    return [entry.path for entry in entries[:_LOOKED_INTO] if os.path.isdir(entry.path) and has_monitor(Path(entry.path))]
 
 
 def _json_lines(root: Path, files: Sequence[Path]) -> Run:

@@ -6,7 +6,7 @@ import math
 import os
 import re
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, BinaryIO, NamedTuple
@@ -98,17 +98,18 @@ def rank_directory(path: Path) -> RankDirectory | None:
     return RankDirectory(path, rank, made, float(began), info)
 
 
-def rank_directories(root: Path, rank: int | None = None) -> list[RankDirectory]:
+def rank_directories(root: Path, rank: int | None = None, entries: Iterable[os.DirEntry[str]] | None = None) -> list[RankDirectory]:
     """Directories of ranks below `root`, by rank, the oldest first.
 
     Args:
         rank: only its own; nothing of the others is read.
+        entries: what is in `root`, where that was listed before.
 
     Raises:
         UsageError: `root` cannot be listed.
     """
     found = []
-    for entry in scan(root):
+    for entry in scan(root) if entries is None else entries:
         if rank is not None and not _may_be_of(entry.name, rank):
             continue
         if entry.is_dir(follow_symlinks=False) and (directory := rank_directory(Path(entry.path))) is not None:

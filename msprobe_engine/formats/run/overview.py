@@ -21,7 +21,7 @@ from msprobe_engine.core.text.words import many, size
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import all_of_earlier_runs, counts_of
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.ring_file import damages_in, kept_at, ranks_in, size_of_step_file
+from msprobe_engine.formats.dump.ring_file import damages_in, kept_at, kept_in, rings_among, size_of_step_file
 from msprobe_engine.formats.dump.world import lost_parts
 from msprobe_engine.formats.dump.writing import packed_files
 from msprobe_engine.formats.monitor.listing import Listing, list_monitor
@@ -176,11 +176,11 @@ def look(root: Path) -> Overview:
             directories.clear()
         if "incident.json" in files:
             out.incidents.append((place, _read(here / "incident.json")))
-        if any(name.startswith("ring_") for name in files):
-            for step, places in ranks_in(here).items():
-                for at_rank in places.values():
-                    _add_kept(out, place, step, at_rank)
-            out.lost += damages_in(here)
+        rings = rings_among(here, files)
+        for step, places in kept_in(rings).items():
+            for at_rank in places.values():
+                _add_kept(out, place, step, at_rank)
+        out.lost += damages_in(rings)
         if layout.step_of(here.name) is not None:
             _step(here, directories, place, out)
             directories.clear()

@@ -81,6 +81,7 @@ def of_two(
         problems: what could not be read or compared before; the first line counts it.
     """
     from msprobe_engine.find.config_and_checkpoint import add_settings
+    from msprobe_engine.find.detect import Run
     from msprobe_engine.find.difference.origin import MISSING
     from msprobe_engine.find.run import compare_steps
 
@@ -116,7 +117,7 @@ def of_two(
     try:
         with collection_paused():
             diagnosis = compare_steps(sorted({job.step for job in jobs}), read, " and ".join(paths), begun=begun)
-            add_settings(diagnosis, Path(paths[0]), Path(paths[1]))
+            add_settings(diagnosis, *(Run(Path(path)) for path in paths))
     except (NothingCapturedError, DumpFormatError) as error:
         return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
     diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))

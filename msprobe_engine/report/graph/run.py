@@ -72,6 +72,7 @@ def run(
         options = replace(options, merge="auto")
     directory = output_directory(output)
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=sources.lost)
+    result.other_steps = next(((job.step, job.golden_step) for job in sources.jobs if job.golden and job.step != job.golden_step), None)
     tables = StepTables(scheduler=options.scheduler)
     led = same_graphs.leaders(sources.jobs, options, tables)
     alone = [job for job in sources.jobs if job.key not in led]

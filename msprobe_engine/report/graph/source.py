@@ -9,8 +9,8 @@ from pathlib import Path
 
 from msprobe_engine.align.sources import MIXED, Sources, pair_paths
 from msprobe_engine.core.errors import DumpFormatError, UsageError
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.nonfinite.load import numbered
-from msprobe_engine.find.run_directory import incidents
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
@@ -192,7 +192,7 @@ def _opened(target: Path, found: Jobs) -> DumpDirectory:
     try:
         return open_dump(target)
     except DumpFormatError:
-        kept = incidents(target)
+        kept = [run.path for run in Run(target).incidents]
         for place, what in [*_mixed(target), *((one, "has no dump but that of an incident") for one in kept if len(kept) == 1)]:
             try:
                 opened = open_dump(place)

@@ -40,6 +40,7 @@ class Result:
         worst: step, rank, node name and units of the largest difference; None when nothing differs.
         overflows: nodes that were marked, by level.
         same: ranks that hold the same as one that was drawn, and have no graph of their own.
+        other_steps: of the target and of the golden run, where two different steps were compared.
         by_names: graphs that were made of names, as construct.json says nothing.
     """
 
@@ -65,6 +66,7 @@ class Result:
     overflows: dict[str, int] = field(default_factory=dict)
     same: int = 0
     by_names: int = 0
+    other_steps: tuple[int, int] | None = None
 
     def count(self, key: tuple[int, int], made: Graph | Comparison) -> None:
         """Take up one graph."""

@@ -19,9 +19,11 @@ from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.process.jobs import run_jobs
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure.options import CompareOptions
@@ -77,6 +79,10 @@ def compare_dumps(
     if options.calibration:
         add_calibration(sources, options.calibration)
     found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
+    pairs = (
+        (task.step or 0, layout.step_of(task.golden.resolve().parent.parent.name) or 0) for task in sources.tasks if task.target.suffix
+    )
+    found.other_steps = next((pair for pair in pairs if pair[0] != pair[1]), None)
     manifest = Manifest(directory, _fingerprint(sources, options))
     try:
         return _compared(found, sources, options, directory, manifest, scheduler, diagnose)
@@ -216,17 +222,18 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     steps = sorted({task.step or 0 for task in sources.tasks})
     whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
     finite: set[Path] = set()
+    runs = Run(Path(found.target), sources.dumps[0]), Run(Path(found.golden), sources.dumps[1])
     of_tasks = partial(_sides, sources.tasks, results, mappings, finite, tables)
-    sides = partial(_whole_steps, found, sources.tasks, mappings) if whole else of_tasks
+    sides = partial(_whole_steps, runs, sources.tasks, mappings) if whole else of_tasks
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_begun, sources.tasks, results)
         found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
-        add_nonfinite_of_one_side(found.diagnosis, Path(found.target), Path(found.golden), tables, options.steps, options.ranks)
+        add_nonfinite_of_one_side(found.diagnosis, *runs, tables, options.steps, options.ranks)
         if all_of_it:
-            add_later_nonfinite(found.diagnosis, Path(found.target), Path(found.golden), tables, finite)
+            add_later_nonfinite(found.diagnosis, *runs, tables, finite)
         if not options.compat:
-            add_settings(found.diagnosis, Path(found.target), Path(found.golden))
+            add_settings(found.diagnosis, *runs)
     except (NothingCapturedError, DumpFormatError) as error:
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
@@ -292,16 +299,14 @@ def _movements(tasks: list[Task], step: int, golden: Mapping[int, DumpTable], pr
 
 
 def _whole_steps(
-    found: Comparison, tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
+    runs: Sequence[Run], tasks: list[Task], mappings: Mappings, step: int, problems: list[str]
 ) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
     """All ranks of a step of both runs."""
     from msprobe_engine.find.nonfinite.load import read_step
-    from msprobe_engine.formats.dump.layout import step_of
-    from msprobe_engine.formats.dump.reader import open_dump
 
     task = next(task for task in tasks if (task.step or 0) == step)
-    golden_step = step_of(task.golden.resolve().parent.parent.name)
-    one, two = open_dump(found.target), open_dump(found.golden)
+    golden_step = layout.step_of(task.golden.resolve().parent.parent.name)
+    one, two = (run.need_dump() for run in runs)
     target, golden = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
     mappings.apply_all(target, golden)
     return target, golden

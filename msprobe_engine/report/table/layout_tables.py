@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -20,7 +20,7 @@ from msprobe_engine.find.difference import layouts
 from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.dump.world import parallel_of
 from msprobe_engine.measure import distances
@@ -30,7 +30,7 @@ def as_wholes(sources: Sources) -> None:
     """Where the runs are of different layouts, put one task per step in place of one per rank. What a dump says of its layout decides; of
     runs with other numbers of ranks their shapes do."""
     tasks = [task for task in sources.tasks if task.rank is not None and task.target.name == task.golden.name == layout.DUMP]
-    if not tasks or tasks != sources.tasks or not _differ(tasks[0]):
+    if not tasks or tasks != sources.tasks or not _differ(tasks[0], sources.dumps):
         return
     firsts: dict[str, Task] = {}
     for task in tasks:
@@ -44,13 +44,13 @@ def as_wholes(sources: Sources) -> None:
     )
 
 
-def _differ(task: Task) -> bool:
+def _differ(task: Task, dumps: Sequence[DumpDirectory | None]) -> bool:
     try:
         sizes = [_sizes(path) for path in (task.target, task.golden)]
         if all(sizes):
             return any(sizes[0].get(axis, 1) != sizes[1].get(axis, 1) for axis in ("tp", "pp", "dp", "cp", "ep", "vpp"))
-        ranks = [_ranks(path) for path in (task.target, task.golden)]
-        if len(ranks[0]) == len(ranks[1]):
+        ranks = [_number_of_ranks(path, dump) for path, dump in zip((task.target, task.golden), dumps)]
+        if ranks[0] == ranks[1]:
             return False
         a, b = _sides(task)
         a, b, other = together(a, b, [], [])
@@ -68,9 +68,10 @@ def _step(path: Path) -> Path:
     return path.resolve().parent.parent
 
 
-def _ranks(path: Path) -> list[int | str]:
-    dump = open_dump(_step(path))
-    return list(dump.ranks(dump.steps[0]))
+def _number_of_ranks(path: Path, dump: DumpDirectory | None) -> int:
+    step = layout.step_of(_step(path).name) or 0
+    dump = dump or open_dump(_step(path))
+    return len(dump.ranks(step if step in dump.steps else dump.steps[0]))
 
 
 def _sides(task: Task) -> tuple[Mapping[int, DumpTable], Mapping[int, DumpTable]]:

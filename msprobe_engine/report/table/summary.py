@@ -36,6 +36,7 @@ class Comparison:
         problems: what could not be read or compared.
         summary: the json file; None before `write`.
         mapping: the names that differ as a cell mapping; None when there are none, and before `write`.
+        other_steps: of the target and of the golden run, where two different steps were compared.
         functions: functions that are likely to be the same, of two frameworks, as an api mapping; likewise.
     """
 
@@ -50,6 +51,7 @@ class Comparison:
     summary: Path | None = None
     mapping: Path | None = None
     functions: Path | None = None
+    other_steps: tuple[int, int] | None = None
 
     @property
     def finding(self) -> str:
