@@ -181,6 +181,9 @@ def test_a_model_that_is_dealt_out_otherwise() -> None:
         found = {one.name: one for one in compare_weights(Tensors(a, a), Tensors(b, b), other_cut=other).differences}
         assert {name: one.severity for name, one in found.items()} == {"v": severity, "u": severity}
         assert all(("deal the model out" in one.why) == other for one in found.values())
+    dealt = {(0, 0): {**b[0, 0], "u": {**_tensor("cd"), "shape": [2], "placements": ["S(0)"]}}}
+    one = next(one for one in compare_weights(Tensors(a, a), Tensors(dealt, dealt)).differences if one.name == "u")
+    assert one.severity == MAY, "a wrapper holds its part of it alone"
     b[0, 0]["w"] = _tensor("ab")
     found = {one.name: one for one in compare_weights(Tensors(a, a), Tensors(b, b), other_cut=True).differences}
     assert found["w"].severity == CHANGES

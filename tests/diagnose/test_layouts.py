@@ -121,6 +121,8 @@ def _micro_batches(
     unsummed: bool = False,
     adds: bool = False,
     fetches: int = 0,
+    positions: float = 0.0,
+    late: bool = False,
 ) -> Path:
     """A dump of micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
@@ -135,6 +137,8 @@ def _micro_batches(
         unsummed: each rank updates one weight by the gradient of its own micro batches.
         adds: a gradient is that of all micro batches so far, of one rank.
         fetches: calls that fetch the next micro batch, between two of them and behind the update.
+        positions: a module gives the same to all rows of a batch, and its gradient is times this; 0.0: there is none.
+        late: gradients of weights are there with the last micro batch alone.
     """
     number = np.random.default_rng(0)
     made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
@@ -160,6 +164,10 @@ def _micro_batches(
             part = range(first, first + 4 // micro)
             if call:
                 fetch()
+            if positions:
+                tokens = tensor(np.concatenate([np.arange(16.0) + 16 * one for one in part]), "torch.int64", False)
+                known = {"input_args": [tokens], "input_kwargs": {}, "output": [tensor(weights["a"])]}
+                data[f"Module.{wrapper}p.Positions.forward.{call}"] = known
             for name in "abcdef":
                 x, weight = tensor(np.concatenate([made[one, name] for one in part])), tensor(weights[name], "torch.float32")
                 known = {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}}
@@ -169,7 +177,11 @@ def _micro_batches(
                 x = tensor(np.concatenate([made[one, name] * ranks for one in part]))
                 data[f"Module.{wrapper}{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
                 own = tensor(gradient * (off if name == "c" else 1.0), "torch.float32")
-                data[f"Module.{wrapper}{name}.Linear.parameters_grad.{call}"] = {"weight": [own]}
+                if not late or part.stop == 4:
+                    data[f"Module.{wrapper}{name}.Linear.parameters_grad.{0 if late else call}"] = {"weight": [own]}
+            if positions:
+                x = tensor(sum(made[one, "a"] for one in part) * ranks * positions)
+                data[f"Module.{wrapper}p.Positions.backward.{call}"] = {"input": [x], "output": []}
         for call, name in enumerate("abcdef"):
             own = range(rank * 4 // ranks, (rank + 1) * 4 // ranks) if unsummed and name == "c" else range(4)
             whole, weight = sum(made[micro, name] for micro in own), weights[name]
@@ -222,11 +234,28 @@ def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[
     assert (found.finding == "none") == (record is None)
 
 
+@pytest.mark.parametrize("cut", [(2, 2), (1, 4)], ids=["by two ranks", "into micro batches"])
+@pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.5, "p.Positions.backward.0")], ids=["right", "a gradient"])
+def test_the_gradient_of_what_all_rows_of_a_batch_share(cut: tuple[int, int], off: float, record: str | None, tmp_path: Path) -> None:
+    """Positions that are looked up once for all rows, whose number is in no shape: each part of the batch has its share of the gradient."""
+    run = _micro_batches(tmp_path / "run", *cut, positions=off)
+    found = diagnose(run, _micro_batches(tmp_path / "golden", 1, 1, positions=1.0))
+    first = found.first_suspect
+    assert (first and first.record.removeprefix("Module.")) == record, found.text()
+
+
 @pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.02, "Module.c.Linear.parameters_grad.0")])
 def test_a_gradient_that_is_summed_over_micro_batches_is_no_share(off: float, record: str | None, tmp_path: Path) -> None:
     """The last micro batch leaves the gradient of the whole step: where those of other weights are right, one that is not is a fault, and
     no share of a sum whose mean happens to be near."""
     found = diagnose(_micro_batches(tmp_path / "run", 1, off=off, adds=True), _micro_batches(tmp_path / "golden", 1, 1))
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
+
+
+@pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.02, "Module.c.Linear.parameters_grad.0")])
+def test_gradients_that_come_with_the_last_micro_batch(off: float, record: str | None, tmp_path: Path) -> None:
+    """FSDP2 that sums up over ranks once a step: it is the last of the sums so far that they are held against."""
+    found = diagnose(_micro_batches(tmp_path / "run", 1, off=off, adds=True, late=True), _micro_batches(tmp_path / "golden", 1, adds=True))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
 
 

@@ -269,12 +269,13 @@ class Matcher(CallPairs):
         return found
 
     def _gradients(self, renamed: dict[str, str]) -> None:
-        """The k-th gradients of a module with the k-th of its partner."""
+        """The k-th gradients of a module with the k-th of its partner, counted from the last: what FSDP2 sums up over ranks after several
+        micro batches is the gradient of all of them."""
         places: dict[str, list[int]] = {}
-        for j in reversed(range(len(self.golden.side.ops))):
+        for j in range(len(self.golden.side.ops)):
             if self.golden.is_gradients(j):
                 places.setdefault(self.golden.kinds[j][2], []).append(j)
-        for i in range(len(self.target.side.ops)):
+        for i in reversed(range(len(self.target.side.ops))):
             if self.target.is_gradients(i):
                 path = self.target.kinds[i][2]
                 others = places.get(renamed.get(path, path))

@@ -20,6 +20,7 @@ from msprobe_engine.align.parallel.micro_batches import Piece, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, IN_PLACE, LOCAL, NEAR, PART, PASSING, Call, GlobalTensors
 from msprobe_engine.align.parallel.run_pieces import Run
 from msprobe_engine.core import operator_traits as traits
+from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, roundoff
 
@@ -226,9 +227,25 @@ class PartialSumTracker:
                 alike += merge_statistics.distance(mine / self._whole.factor, theirs) <= self._agrees
         return 2 * alike > len(rows)
 
+    @cached_property
+    def _cuts_batch(self) -> bool:
+        """Each piece reads a part of the batch: a micro batch, or tokens of its own on each rank."""
+        first, second = self._a.first, self._b.first
+        return self._several or any(
+            first.role[i] == INPUT
+            and i not in self._producers
+            and len(first.shape[i] or ()) > 1
+            and first.shape[i] != second.shape[j]
+            and is_not_float(str(first.dtype[i]))
+            and not is_bool(first.dtype[i])
+            and merge_statistics.whole_shape(first.shape[i], second.shape[j]) is not None
+            for i, j in self._rows
+        )
+
     def _is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
-        """A parameter's gradient of each micro batch by itself: their means add up to that of the whole, which is all there is to see."""
-        if not self._several or (self._a.first.role[i] == PARAMETERS_GRAD and self._gradients_are_whole):
+        """A gradient of what has no part of the batch (a parameter, what is looked up by positions), of each piece by itself: their means
+        add up to that of the whole, which is all there is to see."""
+        if not self._cuts_batch or (self._a.first.role[i] == PARAMETERS_GRAD and (not self._several or self._gradients_are_whole)):
             return False
         means = []
         for run, row in ((self._a, i), (self._b, j)):
@@ -238,11 +255,12 @@ class PartialSumTracker:
             if len(pieces) % need or len(last) % need:
                 return False
             means.append([pieces[:, 2].sum() / need, last[:, 2].sum() / need])
-        size = golden[3] / max(distances.elements(shape), 1) ** 0.5
+        count = max(distances.elements(shape), 1)
+        near = self._agrees * golden[3] / count**0.5 * min(1.0, count**-0.5 + roundoff.BIAS)
         factors = self._divisors()
         if experts.EXPERT.match(self._a.tree.kinds[self._a.first.op[i]][2]):
             factors = {self._whole.factor}  # of an expert no other rank has any part
-        return any(abs(mine / n - other) <= self._agrees * size for mine in means[0] for other in means[1] for n in factors)
+        return any(abs(mine / n - other) <= near for mine in means[0] for other in means[1] for n in factors)
 
     def _is_local(self, call: Call, i: int) -> bool:
         """What a call gives out that was told where this rank is: masks and indices, or something made of the arguments alone."""

@@ -70,7 +70,7 @@ def of_one_side(bench: PackSide, cmp: PackSide) -> list[str]:
             more = f" and {len(only) - _MOST} more" if len(only) > _MOST else ""
             found.append(f"only the {SIDES[who]} pack has {', '.join(only[:_MOST])}{more}, so what is in there is not compared")
         found += [f"only in the {SIDES[who]} pack something is in {name}" for name in _emptied(side, other)]
-        for part in ("ranks", "system", "random"):
+        for part in ("system", "random"):  # of ranks only those that there are: a launcher tells where they run
             if parts := _parts_of_one_side(side, other, part):
                 more = f" and {len(parts) - _MOST} more" if len(parts) > _MOST else ""
                 found.append(f"only the {SIDES[who]} pack has {', '.join(parts[:_MOST])}{more} of {part}, so this is not compared")

@@ -287,7 +287,7 @@ def relative(a: Any, b: Any) -> float | None:
 
 def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any], other_cut: bool) -> tuple[str, str]:
     if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
-        if other_cut:
+        if other_cut or a.get("placements") != b.get("placements"):
             return Sentence("it has another shape on this rank, and the runs deal the model out to their ranks in other ways"), MAY
         return Sentence("it has another shape: another model, or another cut by tensor parallelism"), CHANGES
     if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
