@@ -20,8 +20,8 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
+from msprobe_engine.find.config.comparison import headline
 from msprobe_engine.find.config.difference import DATASET, SETTINGS, WEIGHTS, Difference, folded
-from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER

@@ -10,7 +10,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
 from msprobe_engine.align.mapping.user_mapping import lost
-from msprobe_engine.align.parallel.join_stages_and_experts import together
+from msprobe_engine.align.parallel.experts import together
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings, saved_variables

@@ -198,6 +198,19 @@ class TrainingObserver(LoopObserver):
                 self.end()
 
 
+def step_scalars(result: Any) -> dict[str, Any]:
+    """Loss and gradient norm from what `train_step` returns: (loss dict, skipped, ..., grad_norm, zeros ...), where grad_norm is
+    the third of four values in 0.8 and 0.9 and the sixth of seven or more since 0.10."""
+    if not isinstance(result, tuple) or len(result) < 4:
+        return {}
+    found = losses(result[0])
+    found["skipped"] = 1.0 if result[1] else 0.0
+    norm = result[2] if len(result) < 7 else result[5]
+    if isinstance(norm, (int, float)) or hasattr(norm, "detach"):
+        found["grad_norm"] = norm
+    return found
+
+
 def losses(result: Any) -> dict[str, Any]:
     """Losses of a step from what a forward-backward function returned: a dict per micro batch, on the last pipeline stage only.
 

@@ -231,6 +231,8 @@ def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     with observer.iteration(_iteration(original, args, kwargs)) as scalars:
         result = original(*args, **kwargs)
         with observer.safely("loss"):
+            from msprobe_integrations.megatron.observer import step_scalars
+
             scalars.update(step_scalars(result))
     return result
 
@@ -313,21 +315,6 @@ def _iteration(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
         raise_of_training(error)
         return None
     return found if isinstance(found, int) else None
-
-
-def step_scalars(result: Any) -> dict[str, Any]:
-    """Loss and gradient norm from what `train_step` returns: (loss dict, skipped, ..., grad_norm, zeros ...), where grad_norm is
-    the third of four values in 0.8 and 0.9 and the sixth of seven or more since 0.10."""
-    from msprobe_integrations.megatron.observer import losses
-
-    if not isinstance(result, tuple) or len(result) < 4:
-        return {}
-    found = losses(result[0])
-    found["skipped"] = 1.0 if result[1] else 0.0
-    norm = result[2] if len(result) < 7 else result[5]
-    if isinstance(norm, (int, float)) or hasattr(norm, "detach"):
-        found["grad_norm"] = norm
-    return found
 
 
 @functools.lru_cache(maxsize=64)

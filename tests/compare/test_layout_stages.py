@@ -9,7 +9,7 @@ import numpy as np
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.align.parallel import experts, merge_records, optimizer_loops, stages
+from msprobe_engine.align.parallel import experts, merge_records, parameter_owner, stages
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
@@ -80,7 +80,7 @@ def test_joined(sizes: list[int], micros: int, local: bool, data: st.DataObject)
 def test_updates_in_turns(lists: list[list[int]]) -> None:
     """Every call comes once, and those of one rank in their order."""
     found: dict[int, list[int]] = {}
-    for at, places in optimizer_loops.in_turns(lists):
+    for at, places in parameter_owner.in_turns(lists):
         found.setdefault(at, []).extend(places)
     assert found == {at: list(range(len(some))) for at, some in enumerate(lists) if some}
 
@@ -88,7 +88,7 @@ def test_updates_in_turns(lists: list[list[int]]) -> None:
 def test_loops_are_joined() -> None:
     """What one process does for all parameters is done for those of one rank after the other."""
     ranks = [["zero", *["norm"] * count, "sqrt", *["mul", "add"] * count] for count in (3, 4)]
-    told = [ranks[at][n] for at, places in optimizer_loops.in_turns(ranks) for n in places]
+    told = [ranks[at][n] for at, places in parameter_owner.in_turns(ranks) for n in places]
     assert told == [*["zero"] * 2, *["norm"] * 7, *["sqrt"] * 2, *["mul", "add"] * 7]
 
 

@@ -11,8 +11,7 @@ import yaml
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.align.calls.match import FUZZY_MESSAGE, joined_fuzzily, match, without_call
-from msprobe_engine.align.calls.row_names import Keys
+from msprobe_engine.align.calls.match import FUZZY_MESSAGE, Keys, joined_fuzzily, match, without_call
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.mapping_file import write_mapping

@@ -8,8 +8,7 @@ import pytest
 
 from msprobe_engine.config.environment import variables
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
-from msprobe_engine.find.config.by_rank import NO_RANK
-from msprobe_engine.find.config.difference import Difference, Sheet
+from msprobe_engine.find.config.difference import NO_RANK, Difference, Sheet
 from msprobe_engine.find.config.environment import NOT_SHOWN, compare_env
 from msprobe_engine.find.config.packages import compare_packages
 from msprobe_engine.find.config.random_calls import compare_random

@@ -19,9 +19,9 @@ from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, maske
 from msprobe_engine.config.secrets.names import secret_setting, secret_variable
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.process import user_key
-from msprobe_engine.find.config.by_rank import NO_RANK
+from msprobe_engine.find.config.comparison import headline
+from msprobe_engine.find.config.difference import NO_RANK
 from msprobe_engine.find.config.environment import compare_env
-from msprobe_engine.find.config.headline import headline
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.formats.pack import entries
 

@@ -8,8 +8,7 @@ import pytest
 
 from msprobe_engine.config.collect.pack import collect
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.packs import compare_packs
-from msprobe_engine.find.config.verify import verify
+from msprobe_engine.find.config.packs import compare_packs, verify
 
 ONE = "torchrun train.py --lr 1e-4 --seed 1 --micro-batch-size 2 --global-batch-size 8 --num-layers 2\n"
 

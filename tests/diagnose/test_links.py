@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.core.operator_traits import normal_op
-from msprobe_engine.find.collectives import links, precedence
+from msprobe_engine.find.collectives import links
 
 
 def test_a_call_outside_its_group_is_no_participation(rank_dump: Any) -> None:
@@ -86,7 +86,7 @@ def test_links_are_followed_once_and_once_more_to_see_that_nothing_changes(ranks
     found.add(links.Link("all_reduce", everyone, everyone, (), everyone))
     found.finish()
     looked: list[links.Link] = []
-    once = precedence.Arrivals._go_along
-    monkeypatch.setattr(precedence.Arrivals, "_go_along", lambda self, link: looked.append(link) or once(self, link))
+    once = links.Arrivals._go_along
+    monkeypatch.setattr(links.Arrivals, "_go_along", lambda self, link: looked.append(link) or once(self, link))
     found.preceded(dict.fromkeys(range(ranks), 1.0), dict.fromkeys(range(ranks), 1))
     assert len(looked) == 2 * len(found.links)

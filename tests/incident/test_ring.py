@@ -9,7 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.probe.incident.ring import Ring
+from msprobe_engine.probe.incident.manager import Ring
 
 
 @given(size=st.integers(1, 8), count=st.integers(0, 30))

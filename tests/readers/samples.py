@@ -177,12 +177,12 @@ def whole_run(root: Path) -> None:
 
 def begun(root: Path) -> None:
     """A step that could not be written."""
-    from msprobe_engine.formats.dump import layout, step_mark
+    from msprobe_engine.formats.dump import frame_log, layout
 
     shutil.copytree(sorted((FIXTURES / "26.2.0" / "mix" / "step0").iterdir())[0], root / "a" / "step0" / "rank0")
     place = root / "a" / "step1" / "rank0"
     place.mkdir(parents=True)
-    (place / layout.MARKER).write_bytes(step_mark.line(1, 0, "ENOSPC"))
+    (place / layout.MARKER).write_bytes(frame_log.line(1, 0, "ENOSPC"))
 
 
 def job(root: Path) -> None:

@@ -186,6 +186,7 @@ class CallStore(TensorStore):
         patience: see `TensorStore`.
     """
 
+    step_type = SentStep
     waits = False  # nothing outlives this process that a wait would save
 
     def __init__(
@@ -234,9 +235,6 @@ class CallStore(TensorStore):
             texts = self._stacks()
             found = self._lines[stack] = source_line(texts[stack]) if stack < len(texts) else ""
         return found
-
-    def make_step(self, number: int, path: str) -> SentStep:
-        return SentStep(number, path)
 
     def make_format(self, files: StepFiles, fail: Callable[[Payload, Exception], None]) -> Format:  # noqa: ARG002 - nothing is written
         """What makes messages of the calls of a step."""

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parallel import micro_batches, parameter_owner
+from msprobe_engine.align.parallel import micro_batches, parameter_owner, stages
 from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.core import names
@@ -247,3 +247,24 @@ def weighted(some: Sequence[tuple[list[int], Floats]]) -> Floats:
     with np.errstate(all="ignore"):
         mean = (stats[:, 2] * sizes).sum() / sizes.sum()
         return np.array((stats[:, 0].max(), stats[:, 1].min(), mean, np.sqrt(np.square(stats[:, 3]).sum())))
+
+
+def together(
+    target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable], problems: list[str], notes: list[str]
+) -> tuple[Mapping[int, DumpTable], Mapping[int, DumpTable], bool]:
+    """Both runs with one rank per pipeline, where they are not cut into the same stages. The last item: something was put together.
+
+    Args:
+        problems: sentences about what cannot be put together are added.
+        notes: sentences about what was left out on purpose are added.
+    """
+    found = False
+    if stages.signature(target, golden) != stages.signature(golden, target):
+        target, golden = stages.joined(target, golden, problems, notes), stages.joined(golden, target, problems, notes)
+        found = True
+    elif min(len(target), len(golden)) > 1:
+        target, golden = (stages.without_passes_for_shapes(*sides, notes) for sides in ((target, golden), (golden, target)))
+    held = [experts_of(side[min(side)]) for side in (target, golden)]
+    if all(held) and held[0] != held[1]:
+        target, golden, found = gathered(target), gathered(golden), True
+    return target, golden, found

@@ -19,7 +19,7 @@ from itertools import pairwise
 from typing import Any
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parallel import micro_batches, optimizer_loops, parameter_owner, pipeline_schedule, tied_embeddings
+from msprobe_engine.align.parallel import micro_batches, parameter_owner, pipeline_schedule, tied_embeddings
 from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.pipeline_schedule import BACKWARD, TAIL, Segment
 from msprobe_engine.align.parameters.prefixes import unwrapped
@@ -269,21 +269,15 @@ def _without_blind(tree: Tree, told: Sequence[Segment], blind: int) -> list[Segm
 
 def _unfed(before: Tree, told: Sequence[Segment], stage: Tree, mine: Sequence[Segment]) -> int:
     """Likewise, where no message is recorded: how many passes of a stage begin before one that takes in what the stage before gives out."""
-    given = {
-        parameter_owner.mark(before.side, row)
-        for op, segment in enumerate(told)
-        if segment != TAIL and segment[1] == pipeline_schedule.FORWARD
-        for row in before.side.rows(op)
-        if before.side.role[row] == OUTPUT
-    }
-    fed = [
-        segment[0]
-        for op, segment in enumerate(mine)
-        if segment != TAIL and segment[1] == pipeline_schedule.FORWARD
-        for row in stage.side.rows(op)
-        if stage.side.role[row] == INPUT and (one := parameter_owner.mark(stage.side, row)) is not None and one in given
-    ]
-    return min(fed, default=0)
+    given = {mark for _, mark in _forward_marks(before, told, OUTPUT)} - {None}
+    return min((number for number, mark in _forward_marks(stage, mine, INPUT) if mark in given), default=0)
+
+
+def _forward_marks(tree: Tree, told: Sequence[Segment], role: int) -> Iterator[tuple[int, parameter_owner.Mark | None]]:
+    """The pass, and what tells the tensor from others, of all that forward calls take in or give out."""
+    for op, segment in enumerate(told):
+        if segment != TAIL and segment[1] == pipeline_schedule.FORWARD:
+            yield from ((segment[0], parameter_owner.mark(tree.side, row)) for row in tree.side.rows(op) if tree.side.role[row] == role)
 
 
 def _chunk(path: str) -> int:
@@ -351,7 +345,7 @@ class Joint:
                     if ops:
                         yield at, ops
         tails = {at: stage.passes.get(TAIL, []) for at, stage in enumerate(self.stages)}
-        turns = optimizer_loops.in_turns([[self.stages[at].tree.kinds[op] for op in ops] for at, ops in tails.items()])
+        turns = parameter_owner.in_turns([[self.stages[at].tree.kinds[op] for op in ops] for at, ops in tails.items()])
         yield from ((at, [tails[at][n] for n in places]) for at, places in turns)
 
     def _record(self, at: int, op: int) -> None:

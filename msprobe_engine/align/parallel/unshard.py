@@ -8,8 +8,9 @@ the call has taken in something cut (a product over a cut dimension), or has onl
 from __future__ import annotations
 
 from array import array
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from functools import cached_property
+from operator import attrgetter
 from typing import Any
 
 import numpy as np
@@ -495,7 +496,7 @@ class Unsharder(PartialSumTracker):
         if side.shape[row] != shape:
             side.shape[row] = shape
             side.nonfloat_stats.pop(row, None)
-        for known, which in ((side.nans, _nans), (side.infs, _infs)):
+        for known, which in ((side.nans, attrgetter("nans")), (side.infs, attrgetter("infs"))):
             count = run.count(row, which) * need // len(run.pieces)  # replicas hold the same ones
             if count:
                 known[row] = count
@@ -527,11 +528,3 @@ def _snapped(value: Floats, golden: Floats) -> Floats:
     """Numbers that were put together, as the golden side has them where they differ by what putting together rounds."""
     with np.errstate(invalid="ignore"):  # -inf on both sides
         return np.asarray(np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value))
-
-
-def _nans(side: DumpTable) -> Mapping[int, int]:
-    return side.nans
-
-
-def _infs(side: DumpTable) -> Mapping[int, int]:
-    return side.infs

@@ -192,7 +192,7 @@ def _compare(args: argparse.Namespace) -> int:
 
 def _verify(args: argparse.Namespace) -> int:
     from msprobe_engine.core.process.user_key import read_key
-    from msprobe_engine.find.config.verify import verify
+    from msprobe_engine.find.config.packs import verify
     from msprobe_engine.formats.pack.kind import pack_of
 
     good, *pack = map(pack_of, args.verify)

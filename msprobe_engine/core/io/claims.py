@@ -198,8 +198,7 @@ def _find_free_number(owners: Path, first: int, goes_on: bool) -> tuple[int, str
     taken: dict[int, str] = {}
     until = time.monotonic() + PATIENCE / 2
     for entry in _launches(owners):
-        who = _find_living(owners / entry, until)
-        if who:
+        if who := _find_living(owners / entry, until):
             taken[int(entry.partition("-")[0])] = who
         else:
             with contextlib.suppress(OSError):
@@ -232,8 +231,7 @@ def _find_living(directory: Path, until: float) -> str:
         except OSError:
             continue
         try:
-            who = _holder(fd)
-            if who:
+            if who := _holder(fd):
                 return who
             with contextlib.suppress(OSError):
                 os.unlink(path)
@@ -351,8 +349,7 @@ def _lock(owners: Path, until: float) -> int:
 
 def _release(root: str) -> None:
     with _guard:
-        held = _held.get(root)
-        if held is None:
+        if (held := _held.get(root)) is None:
             return
         held.users -= 1
         if held.users > 0:

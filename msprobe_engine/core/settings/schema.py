@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
+from functools import partial
 from typing import Any
 
 from msprobe_engine.core.dtypes import SMALL_FLOATS
@@ -22,9 +23,7 @@ def _section(kind: type, help: str) -> Any:
     return field(default_factory=kind, metadata={"help": help})
 
 
-def _ranks(help: str) -> Any:
-    return _rule((), help, ranges=True, ranks=True, minimum=0, maximum=1_000_000)
-
+_ranks = partial(_rule, (), ranges=True, ranks=True, minimum=0, maximum=1_000_000)
 
 LEVELS = ("L0", "L1", "mix", "L2", "debug")
 TASKS = ("statistics", "tensor", "structure", "overflow_check", "free_benchmark")

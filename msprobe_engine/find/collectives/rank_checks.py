@@ -3,25 +3,36 @@
 Copies of a tensor that are the same on all ranks of a group, because they are the sum of what these ranks have put in, and that a call
 makes other ones of: the ranks draw other random numbers where each has to draw those of the others (dropout outside of the region in which
 tensor-parallel ranks hold parts).
+
+Statistics are enough to tell whether collectives give what was put into them:
+
+* what every rank gets must be the same on all of them (all_reduce, broadcast, all_gather);
+* the mean of a sum is the sum of the means, of an average the average; of a maximum the maximum;
+* what a rank receives is what the other one has sent.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.core.operator_traits import RANDOM_MASKS, normal_op
 from msprobe_engine.core.text.ranges import ranks_text
-from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.core.text.sentences import Sentence, one_line_of
 from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
-from msprobe_engine.find.collectives import replicas, sums
-from msprobe_engine.find.collectives.links import Links
+from msprobe_engine.find.collectives import replicas
+from msprobe_engine.find.collectives.links import Link, Links
+from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.explain import module_around, stack_of
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.dump.collective_record import is_asynchronous, reduction_of
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
+from msprobe_engine.formats.dump.record_rows import is_number
+from msprobe_engine.measure import distances, roundoff
 
 _WHOLE = Sentence("the golden run has one rank, and this is all of the parameter: the ranks hold copies")
 _TIED = Sentence("the golden run has one weight there: the stages that hold it sum its gradients")
@@ -56,7 +67,7 @@ class RankChecks:
         self.several = self.several or len(sides) > 1
         if self.finding:
             return
-        checked = sums.check(sides)
+        checked = check(sides)
         self.collectives = (self.collectives or 0) + checked.count
         if checked.wrong:
             self.finding = findings.COLLECTIVE
@@ -166,3 +177,135 @@ def _suspect(step: int, ranks: Sequence[int], side: DumpTable, name: str) -> Sus
     why = Sentence(template, ranks_text(ranks))
     stack = stack_of(side, name)
     return Suspect(name, module_around(side, name), ranks[-1], step, source_of(stack), "desync", why, stack=stack, ranks=list(ranks))
+
+
+_SAME_EVERYWHERE = frozenset(("allreduce", "broadcast", "allreducecoalesced"))
+_SLACK = 64
+
+
+@dataclass
+class Wrong:
+    """One collective that is not right on one rank."""
+
+    side: DumpTable
+    op: int
+    rank: int
+    why: str
+
+    def suspect(self, step: int) -> Suspect:
+        """For the diagnosis."""
+        record = self.side.ops[self.op]
+        stack = stack_of(self.side, record)
+        module = module_around(self.side, record)
+        return Suspect(record, module, self.rank, step, source_of(stack), "collective", self.why, stack=stack)
+
+
+@dataclass
+class Checked:
+    """`count`: collectives whose parts could be held against each other; `wrong`: those that are not right, in order;
+    `links`: all of them."""
+
+    count: int = 0
+    wrong: list[Wrong] = field(default_factory=list)
+    links: Links = field(default_factory=Links)
+
+
+def check(sides: Mapping[int, DumpTable]) -> Checked:
+    """Check all collectives of a step."""
+    found = Checked(links=cross_rank.linked(sides))
+    for link in sorted(found.links.links, key=lambda link: min((op for _, op in link.members), default=0)):
+        if link.missing or len(link.members) < 2 or any(rank not in sides for rank, _ in link.members):
+            continue
+        wrong = _check(link, sides)
+        if wrong is not None:
+            found.count += 1
+            found.wrong += wrong
+    return found
+
+
+def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:
+    """None: nothing about it can be checked."""
+    op = normal_op(link.op)
+    if op not in _SAME_EVERYWHERE:
+        return None
+    outs = {rank: _tensors(sides[rank], index, OUTPUT) for rank, index in link.members}
+    ins = {rank: _tensors(sides[rank], index, INPUT) for rank, index in link.members}
+    if not all(outs.values()):
+        return None
+    if not all(is_number(value) for rank, rows in outs.items() for row in rows for value in sides[rank].stats_of(row)):
+        return None  # `load_rank` says it
+    if any(is_asynchronous(sides[rank].collectives.get(index, {})) for rank, index in link.members):
+        return None
+    reference = _expected(link, sides, ins) if op == "allreduce" else None
+    wrong: list[Wrong] = []
+    groups: dict[tuple[object, ...], list[int]] = {}
+    for rank, rows in outs.items():
+        groups.setdefault(tuple(sides[rank].stats_of(row) for row in rows), []).append(rank)
+    places = dict(link.members)
+    if len(groups) > 1:
+        right = _right(groups, reference, sides, outs)
+        for key, ranks in groups.items():
+            if key != right:
+                others = Sentence("the other ranks") if right is None else Sentence("rank {0}", groups[right][0])
+                wrong += [
+                    Wrong(
+                        sides[r],
+                        places[r],
+                        r,
+                        one_line_of(
+                            Sentence("{0}: rank {1} gets another result than {2}, of one collective", sides[r].ops[places[r]], r, others)
+                        ),
+                    )
+                    for r in ranks
+                ]
+    elif reference is not None:
+        rank, rows = next(iter(outs.items()))
+        if not _agrees(sides[rank], rows[0], reference):
+            text = Sentence(
+                "the mean of the result is {0}, of what the ranks put in {1}", sides[rank].stats_of(rows[0])[2], f"{reference[0]:.6g}"
+            )
+            wrong.append(Wrong(sides[rank], places[rank], rank, one_line_of(Sentence("{0}: {1}", sides[rank].ops[places[rank]], text))))
+    return wrong
+
+
+def _tensors(side: DumpTable, op: int, role: int) -> list[int]:
+    return [r for r in side.rows(op) if side.role[r] == role and isinstance(side.shape[r], list) and r not in side.values and side.dtype[r]]
+
+
+def _expected(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
+    """(mean of the result, tolerance); None when the dump does not say enough."""
+    rank, op = link.members[0]
+    how = reduction_of(sides[rank].collectives.get(op, {}))
+    if how not in ("sum", "avg") or not all(ins.values()):
+        return None
+    means, spread, eps = 0.0, 0.0, 0.0
+    for r, rows in ins.items():
+        side, row = sides[r], rows[0]
+        mean, norm = side.stats_of(row)[2:]
+        if not isinstance(mean, float) or not isinstance(norm, float) or not math.isfinite(mean) or not math.isfinite(norm):
+            return None
+        means += mean
+        spread += norm / math.sqrt(max(1, distances.elements(side.shape[row])))
+        eps = max(eps, roundoff.eps(side.dtype[row]))
+    share = len(ins) if how == "avg" else 1
+    return means / share, _SLACK * eps * spread / share
+
+
+def _agrees(side: DumpTable, row: int, reference: tuple[float, float]) -> bool:
+    mean = side.stats_of(row)[2]
+    return not isinstance(mean, float) or not math.isfinite(mean) or abs(mean - reference[0]) <= reference[1]
+
+
+def _right(
+    groups: Mapping[tuple[object, ...], list[int]],
+    reference: tuple[float, float] | None,
+    sides: Mapping[int, DumpTable],
+    outs: Mapping[int, Sequence[int]],
+) -> tuple[object, ...] | None:
+    """The result that agrees with what was put in, else that of the majority; None when nothing tells."""
+    if reference is not None:
+        fitting = [key for key, ranks in groups.items() if _agrees(sides[ranks[0]], outs[ranks[0]][0], reference)]
+        if len(fitting) == 1:
+            return fitting[0]
+    most = max(groups, key=lambda key: len(groups[key]))
+    return most if 2 * len(groups[most]) > sum(map(len, groups.values())) else None

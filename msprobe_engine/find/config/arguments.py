@@ -21,7 +21,7 @@ from msprobe_engine.config.settings.aliases import key
 from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.config.severity import HARMLESS
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config import by_rank
+from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.find.config.difference import SETTINGS, Difference, merged
 
@@ -71,7 +71,7 @@ def compare_arguments(
     found: list[tuple[tuple[int, ...], Difference]] = []
     names = {key(name) for one in reported if one.matters for name in (one.bench_name, one.cmp_name)}
     terms = {one.term for one in reported if one.matters and one.term}
-    for ranks, mine, theirs in by_rank.pairs(bench, cmp, lambda program: [_script(program), program.get("arguments")]):
+    for ranks, mine, theirs in difference.pairs(bench, cmp, lambda program: [_script(program), program.get("arguments")]):
         a, b = PackSettings(read_arguments(mine.get("arguments"))), PackSettings(read_arguments(theirs.get("arguments")))
         title = " / ".join(dict.fromkeys((_script(mine), _script(theirs))))
         resolved = (settings[0].get(ranks[0]) or PackSettings(()), settings[1].get(ranks[0]) or PackSettings(()))

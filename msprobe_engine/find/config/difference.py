@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
 from msprobe_engine.core.text.ranges import listed
@@ -218,3 +219,27 @@ def folded(differences: Iterable[Difference]) -> list[Difference]:
 def short(text: str, longest: int = 80) -> str:
     """A value that fits into a line."""
     return cut(text or "not set", longest)
+
+
+T = TypeVar("T")
+NO_RANK = -1
+"""Of an entry that was written once for all ranks."""
+
+
+def pairs(
+    bench: Mapping[int, T], cmp: Mapping[int, T], content: Callable[[T], Any] = lambda value: value
+) -> Iterator[tuple[tuple[int, ...], T, T]]:
+    """(ranks, bench, cmp) for every pair of contents that differs from those before; ranks of one side only are left out.
+
+    Args:
+        content: what of a value is looked at, JSON-ready.
+    """
+    groups: dict[tuple[str, str], list[int]] = {}
+    for rank in sorted(set(bench) & set(cmp)):
+        groups.setdefault((_text(content(bench[rank])), _text(content(cmp[rank]))), []).append(rank)
+    for ranks in groups.values():
+        yield tuple(ranks), bench[ranks[0]], cmp[ranks[0]]
+
+
+def _text(value: Any) -> str:
+    return json.dumps(value, sort_keys=True, default=str)

@@ -11,7 +11,7 @@ from msprobe_engine.config.secrets.names import names_secret
 from msprobe_engine.config.severity import ERROR, HARMLESS
 from msprobe_engine.core.process.user_key import KEY
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config import by_rank
+from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.difference import ENV, SIDES, Difference, Sheet, merged
 
 _NPU = "ASCEND"
@@ -23,7 +23,7 @@ _MOST_NAMES = 6
 
 
 def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]) -> Sheet:
-    """Compare variables rank by rank (`by_rank.NO_RANK`: one for all ranks).
+    """Compare variables rank by rank (`difference.NO_RANK`: one for all ranks).
 
     Values that are not in the packs are compared by their digests. Where there are none, or of different keys, they are not compared: one
     note has their number, and the names of those that are known to change numbers are in `Sheet.unknown` (a name that says it is a secret
@@ -33,7 +33,7 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
     found: list[tuple[tuple[int, ...], Difference]] = []
     unknown: set[str] = set()
     keys: set[bool] = set()
-    for ranks, mine, theirs in by_rank.pairs(bench, cmp, of_job):
+    for ranks, mine, theirs in difference.pairs(bench, cmp, of_job):
         a, b = _without_process(mine), _without_process(theirs)
         differences, without = _differences(a, b)
         found += [(ranks, one) for one in differences]

@@ -16,7 +16,7 @@ from msprobe_engine.config.settings.side import NOT_KNOWN, PackSettings, Setting
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.config import completeness
-from msprobe_engine.find.config.by_rank import NO_RANK
+from msprobe_engine.find.config.difference import NO_RANK
 from msprobe_engine.find.config.tensors import Place, Tensors, flat_tags
 from msprobe_engine.formats.pack import entries
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.config.collect.pack import collect
 from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings.side import PackSettings
@@ -17,10 +19,9 @@ from msprobe_engine.core.text.sentences import Sentence, joined
 from msprobe_engine.core.text.words import some
 from msprobe_engine.find.config import completeness, difference
 from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
-from msprobe_engine.find.config.by_rank import NO_RANK
 from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, merged
+from msprobe_engine.find.config.difference import NO_RANK, ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, merged
 from msprobe_engine.find.config.environment import compare_env
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, STATIC_FILE, PackSide
 from msprobe_engine.find.config.packages import compare_packages
@@ -282,3 +283,47 @@ def _described(side: PackSide) -> dict[str, object]:
     """Where a pack is from, for the head of a report."""
     meta = {key: side.meta[key] for key in ("framework", "world_size", "host", "created") if side.meta.get(key)}
     return meta | {"ranks": len(side.pack.ranks)}
+
+
+STARTED = (difference.ENV, difference.PIP, difference.SETTINGS, difference.SYSTEM)
+"""What is there before a training runs."""
+
+
+def verify(
+    good: str | Path,
+    paths: Sequence[str | Path] = (),
+    pack: str | Path | None = None,
+    arguments: Sequence[str] | None = None,
+    *,
+    added: Sequence[str] = (),
+    key: bytes = b"",
+) -> Comparison:
+    """Compare a good pack with another one, or with this environment and these scripts as they are now.
+
+    What the good pack has and cannot be there before the training runs (weights, samples, random calls) is not compared, which is said
+    and is no difference.
+
+    Args:
+        good: a saved pack.
+        paths: launch scripts and settings files; used when there is no `pack`.
+        pack: a pack to be verified.
+        arguments: what the scripts would be called with; None: not known.
+        added, key: see `environment.collect`.
+
+    Raises:
+        DumpFormatError: a path is no pack, or a script cannot be read.
+    """
+    first = read_pack(good)
+    if pack is not None:
+        return compare_packs(first, read_pack(pack))
+    with tempfile.TemporaryDirectory(prefix="msprobe_verify_") as place:
+        now, notes = collect(paths, Path(place) / "now.zip", arguments, added=added, key=key)
+        found = compare_packs(first, read_pack(now), only=STARTED)
+        found.cmp = "now"
+        found.sides["cmp"] = {**found.sides.get("cmp", {}), "path": "this environment, now"}
+    side = PackSide(first)
+    for name in (difference.DATASET, difference.WEIGHTS, difference.RANDOM):
+        if side.has(name):
+            found.not_compared[name] = f"{name} of the good pack: there are none before the training runs"
+    found.notes += notes
+    return found

@@ -10,7 +10,7 @@ from msprobe_engine.config.secrets import masking
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config import by_rank
+from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.difference import SIDES, SYSTEM, Difference, Sheet, merged
 
 RULES: tuple[tuple[str, str, str], ...] = (
@@ -55,7 +55,7 @@ def compare_system(bench: Mapping[int, Mapping[str, Any]], cmp: Mapping[int, Map
     """Compare rank by rank."""
     sheet = Sheet(SYSTEM)
     found: list[tuple[tuple[int, ...], Difference]] = []
-    for ranks, mine, theirs in by_rank.pairs(bench, cmp, facts):
+    for ranks, mine, theirs in difference.pairs(bench, cmp, facts):
         both = {name for name in mine if mine[name] and name in theirs and theirs[name]}  # a part that was not collected says nothing
         a, b = (facts({name: side[name] for name in side if name in both}) for side in (mine, theirs))
         sheet.compared = max(sheet.compared, len(set(a) | set(b)))

@@ -16,7 +16,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import missing_statistics
-from msprobe_engine.measure.contradictions import say_contradictions
+from msprobe_engine.measure.dump_dialects import say_contradictions
 
 Sides = Mapping[int, DumpTable]
 

@@ -152,7 +152,8 @@ def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
         elif near or name in _SHUFFLES:
-            at = walker.argument_of(source)
+            arguments = (at for at in walker.span_of(source) if walker.measured.argument[at])
+            at = next((at for at in arguments if walker.side.role[walker.rows[at][0]] != OUTPUT), -1)
             if at >= 0 and _hands_on(walker, source):
                 origin.op, origin.partner = walker.structure.pairs[walker.position(source)]
                 origin.row, origin.other = walker.rows[at]

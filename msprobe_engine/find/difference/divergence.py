@@ -108,7 +108,7 @@ def diverge(
             together.add(rank, target[rank], golden[rank], found.walkers[rank])
         found.structures[rank] = found.walkers[rank].structure
         if moved and rank in moved:
-            found.walkers[rank].calibrate(in_common(moved[rank], found.walkers[rank].golden.side))
+            found.walkers[rank].moved = in_common(moved[rank], found.walkers[rank].golden.side)
     found.links = cross_rank.linked({rank: walker.side for rank, walker in found.walkers.items()})
     give_foreign(found.walkers, cross_rank.peer_distance(found.walkers, found.links))
     return settle_origins(found, before, walked)
@@ -118,7 +118,6 @@ def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping
     """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
     for rank, walker in found.different().walkers.items():
         if before is not None and rank in before.walkers:
-            walker.inherit(before.walkers[rank].cancelled)
             walker.follow(before.walkers[rank])
     for _ in range(6):
         found.walks = {}

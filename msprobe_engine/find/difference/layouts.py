@@ -149,7 +149,7 @@ def diverge_whole(whole: GlobalTensors, rank: int, before: Divergence | None = N
     found = Divergence(noise=before.noise if before else 0.0)
     found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
     if units is not None:
-        found.walkers[rank].calibrate(units)
+        found.walkers[rank].moved = units
     return settle_origins(found, before)
 
 

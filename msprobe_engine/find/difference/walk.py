@@ -33,10 +33,9 @@ from msprobe_engine.find.difference.harmless import bookkeeping, flat_buffers, l
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
-from msprobe_engine.find.difference.optimizer.cancelling_gradients import Cancelled
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
-from msprobe_engine.measure import distances, factorize, roundoff, saved_tensors
+from msprobe_engine.measure import distances, factorize, saved_tensors
 from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import Bools, Integers
 from msprobe_engine.measure.propagation import NONE, Noise
@@ -116,7 +115,7 @@ class DifferenceWalk:
         self.missing = set(structure.only_golden)
         self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
         self.back = {b: a for a, b in structure.pairs}
-        self.moved = np.zeros(0)
+        self.moved = np.zeros(0)  # by which round-off was measured to move the rows of the golden side; it is accepted, too
         self._carried: CarriedNoise | None = None
         left_out.results_of_one_side(self)
         left_out.buckets(self)
@@ -127,13 +126,11 @@ class DifferenceWalk:
         left_out.unwritten_memory(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
-    def inherit(self, before: Cancelled) -> None:
-        """Parameters whose gradients came to nothing in an earlier step may be others now."""
-        if before.parameters or before.vectors:
-            cancelling_gradients.carry_over(self, before)
-
     def follow(self, before: DifferenceWalk) -> None:
-        """Vectors that the step before has moved may be others by a small part of that."""
+        """Parameters whose gradients came to nothing in the step before may be others now, and vectors that it has moved by a small part of
+        that."""
+        if before.cancelled.parameters or before.cancelled.vectors:
+            cancelling_gradients.carry_over(self, before.cancelled)
         self.other_update = before.updates_otherwise
         self.updated = before._carried.updated if before._carried is not None else {}
         cancelling_gradients.tolerate_update(self, before)
@@ -162,16 +159,9 @@ class DifferenceWalk:
                         found.setdefault(self.side.stats[row].tobytes(), []).append(row)
         return found
 
-    def backward_calls(self, path: str) -> list[int]:
-        """Records of the backward passes through a module."""
-        return self._backward.get(path, [])
-
-    def gradients_of(self, path: str) -> list[int]:
-        """Records of the gradients of a module's parameters, one of each micro batch."""
-        return self._gradients.get(path, [])
-
     @cached_property
-    def _gradients(self) -> dict[str, list[int]]:
+    def gradients(self) -> dict[str, list[int]]:
+        """Path of a module -> records of the gradients of its parameters, one of each micro batch."""
         found: dict[str, list[int]] = {}
         for op, gradients in enumerate(self.target.gradients):
             if gradients:
@@ -179,7 +169,8 @@ class DifferenceWalk:
         return found
 
     @cached_property
-    def _backward(self) -> dict[str, list[int]]:
+    def backward_calls(self) -> dict[str, list[int]]:
+        """Path of a module -> records of the backward passes through it."""
         found: dict[str, list[int]] = {}
         for op, kind in enumerate(self.target.kinds):
             if len(kind) == 4 and kind[0] == "backward":
@@ -311,11 +302,6 @@ class DifferenceWalk:
         counted = (not (_empty(ops[op]) or left_out.is_written_over(self, op)) for op, _ in self.structure.pairs)
         return np.fromiter(counted, bool, len(self.structure.pairs))
 
-    def mostly_other_dtypes(self, mine: Floats, theirs: Floats) -> bool:
-        """The runs are of different precision as a whole (not one call of them)."""
-        floats = theirs > 0
-        return 2 * int((mine != theirs)[floats].sum()) > int(floats.sum())
-
     @cached_property
     def order(self) -> Integers:
         """Positions of pairs in the order of execution: parameter gradients stand where their module's backward pass ends."""
@@ -329,10 +315,6 @@ class DifferenceWalk:
                 op = int(ops[at])
                 place[at] = max(ends.get(tree.kinds[op][2], op), op)
         return np.lexsort((np.arange(len(ops)), ops, gradients, place))
-
-    def calibrate(self, moved: Floats) -> None:
-        """What was measured to be round-off is accepted, too: float64 (rows of the golden side)."""
-        self.moved = moved
 
     @property
     def carried(self) -> CarriedNoise:
@@ -376,16 +358,6 @@ class DifferenceWalk:
     def has_numbers_of_parameter(self, row: int) -> bool:
         """A row of the target has the numbers of a parameter that a module shows."""
         return bool(self.side.requires_grad[row]) and self.side.stats[row].tobytes() in self._parameters[0]
-
-    def is_wide_product(self, at: int) -> bool:
-        """A pair of rows is of a product that some devices compute with fewer bits of mantissa."""
-        row = self.rows[at][0]
-        return roundoff.is_wide_product(self.side.ops[self.side.op[row]], self.side.dtype[row])
-
-    @staticmethod
-    def update_noise(start: Noise) -> Noise:
-        """Noise of a parameter that the step before has moved by gradients with noise."""
-        return Noise(min(roundoff.JUDGED, 3 * start.element), min(roundoff.JUDGED, 3 * start.whole), 0.0)
 
     def _behind(self, whole: Floats, inputs: Floats) -> Floats:
         """Per pair of records the largest value behind it. A result is made of more than its record says: parameter gradients of what
@@ -486,10 +458,6 @@ class DifferenceWalk:
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         return any(self.side.role[self.rows[at][0]] in (OUTPUT, PARAMETERS_GRAD) and self.carried.alone[at] > 1 for at in self.span_of(op))
-
-    def argument_of(self, op: int) -> int:
-        """Position of the first pair of rows of a record that is an argument of another value; -1 without one."""
-        return next((at for at in self.span_of(op) if self.measured.argument[at] and self.side.role[self.rows[at][0]] != OUTPUT), -1)
 
 
 def _empty(name: str) -> bool:

@@ -17,9 +17,9 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump import layout
+from msprobe_engine.formats.dump.frame_log import why_unfinished
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.ring_file import damages_in
-from msprobe_engine.formats.dump.step_mark import why_unfinished
 from msprobe_engine.formats.dump.world import expected_ranks
 
 _log = get_logger()

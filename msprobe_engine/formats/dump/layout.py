@@ -6,7 +6,7 @@
     not_saved.json                           tensors that were asked for and have no file, with the reason
     shapes.json                              task structure: the records without statistics
     config_check_pack.zip                    what the run was started with: of one rank, in its first step, below a dump_path
-    .incomplete                              there while the step is not finished (`msprobe_engine.formats.dump.step_mark`)
+    .incomplete                              there while the step is not finished (`msprobe_engine.formats.dump.frame_log`)
     .frame.bin                               frame log, there until dump.json is (see `msprobe_engine.formats.dump.frame_log`)
 
 A dump of an incident is one file: its dump.json holds stack.json and construct.json, each on a line of its own behind the records. The

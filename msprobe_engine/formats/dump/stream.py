@@ -22,9 +22,9 @@ from msprobe_engine.core.io.json_text import parse_json as parse_text
 from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.find_dumps import nearby
+from msprobe_engine.formats.dump.frame_log import why_unfinished
 from msprobe_engine.formats.dump.reader import MOST_BYTES, parse_json, parse_object, read_bytes
 from msprobe_engine.formats.dump.ring_file import has_step_file, open_step_file
-from msprobe_engine.formats.dump.step_mark import why_unfinished
 
 BLOCK = 1 << 20
 """Bytes of the file that are turned into objects at a time; more than the caches of a core hold would cost time, not save some."""

@@ -17,7 +17,7 @@ from enum import IntEnum
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msprobe_engine.core.io.json_output import dumps
+from msprobe_engine.core.io.json_text import dumps
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.text.ranges import in_short, ranks_text
 from msprobe_engine.formats.monitor.anomalies import Anomaly, Found, load

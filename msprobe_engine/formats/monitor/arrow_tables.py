@@ -18,8 +18,8 @@ import numpy as np
 from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key
+from msprobe_engine.formats.monitor.run_layout import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, series_of, whole
 
 if TYPE_CHECKING:

@@ -12,10 +12,9 @@ from typing import Any, BinaryIO
 from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.csv_text import parse_row
 from msprobe_engine.core.log import one_line
-from msprobe_engine.formats.monitor.launches import launch_of, of_other_runs
 from msprobe_engine.formats.monitor.losses import FILE, lost_in
 from msprobe_engine.formats.monitor.reader_csv import ALERTS_FILE, families_of, first_step
-from msprobe_engine.formats.monitor.run_layout import RankDirectory, open_file, rank_directories
+from msprobe_engine.formats.monitor.run_layout import RankDirectory, launch_of, of_other_runs, open_file, rank_directories
 
 SCALARS = "scalars"
 _SPAN = 4096

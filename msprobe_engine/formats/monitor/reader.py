@@ -24,7 +24,6 @@ from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, Entries, holds_dump
 from msprobe_engine.formats.monitor import run_layout
-from msprobe_engine.formats.monitor.launches import Launch
 from msprobe_engine.formats.monitor.losses import ENDING as LOSSES_ENDING
 from msprobe_engine.formats.monitor.losses import FILE as LOSSES
 from msprobe_engine.formats.monitor.losses import Kept, read_losses
@@ -36,7 +35,7 @@ from msprobe_engine.formats.monitor.reader_csv import (
     families_of,
 )
 from msprobe_engine.formats.monitor.reader_json import CUT
-from msprobe_engine.formats.monitor.run_layout import RankDirectory, between, rank_directories, rank_directory, scan
+from msprobe_engine.formats.monitor.run_layout import Launch, RankDirectory, between, rank_directories, rank_directory, scan
 from msprobe_engine.formats.monitor.series import EMPTY, SAMPLES_EVERY, Key, Kind, Series, Table, steps_of
 
 __all__ = ["Key", "Run", "Series", "Table", "open_run"]
@@ -212,7 +211,7 @@ class Run:
         return found
 
     def other_runs(self, rank: int) -> list[Launch]:
-        """Launches in the files of a rank that are none of this run and were left out, see `msprobe_engine.formats.monitor.launches`."""
+        """Launches in the files of a rank that are none of this run and were left out, see `msprobe_engine.formats.monitor.run_layout`."""
         return self._source.other_runs(rank)
 
     def losses(self, rank: int) -> list[tuple[Path, Kept | None]]:

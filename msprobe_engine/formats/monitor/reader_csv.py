@@ -22,11 +22,10 @@ import numpy as np
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.safe_cells import plain_name
 from msprobe_engine.formats.monitor import run_layout
-from msprobe_engine.formats.monitor.launches import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.losses import FILE as LOSSES
 from msprobe_engine.formats.monitor.losses import read_losses
 from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
-from msprobe_engine.formats.monitor.run_layout import RankDirectory, open_file, scan
+from msprobe_engine.formats.monitor.run_layout import Launch, RankDirectory, launch_of, of_other_runs, open_file, said, scan
 from msprobe_engine.formats.monitor.series import (
     EMPTY,
     Builder,

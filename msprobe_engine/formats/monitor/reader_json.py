@@ -15,8 +15,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.formats.monitor.launches import Launch, begins_anew, launch_of, said
-from msprobe_engine.formats.monitor.run_layout import open_file
+from msprobe_engine.formats.monitor.run_layout import Launch, begins_anew, launch_of, open_file, said
 from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, floats, series_of, whole
 
 Problems = Counter[str]
@@ -157,7 +156,7 @@ class _Rank:
         self.info: dict[str, Any] = {}
         self.alerts: list[dict[str, Any]] = []
         self.others: list[Launch] = []
-        """Launches of other runs, see `msprobe_engine.formats.monitor.launches`."""
+        """Launches of other runs, see `msprobe_engine.formats.monitor.run_layout`."""
         launches, begun = [Launch("")], False
         builders: dict[str, Builder] = {}
         numbers: dict[str, dict[int, float]] = {}

@@ -19,8 +19,8 @@ from msprobe_engine.core.errors import TextError
 from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.sqlite_file import open_database
-from msprobe_engine.formats.monitor.launches import Launch, of_other_runs, said, stored_launch
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key, number
+from msprobe_engine.formats.monitor.run_layout import Launch, of_other_runs, said, stored_launch
 from msprobe_engine.formats.monitor.series import Builder, Part, Series, Table, floats, integers, series_of, whole
 from msprobe_engine.formats.monitor.trend_db import LIMIT, stored_keys
 
@@ -161,7 +161,7 @@ def _launches(db: sqlite3.Connection, rank: int) -> list[Launch]:
 
 
 def _steps_of_others(db: sqlite3.Connection, rank: int) -> frozenset[int]:
-    """Steps whose rows are those of another run, see `msprobe_engine.formats.monitor.launches`."""
+    """Steps whose rows are those of another run, see `msprobe_engine.formats.monitor.run_layout`."""
     others = {launch.key for launch in of_other_runs(_launches(db, rank))}
     if not others:
         return frozenset()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import math
 import os
+from collections import deque
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.io.regular_files import explain
 from msprobe_engine.core.records import Frame
@@ -21,7 +22,6 @@ from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.merge import merge_if_behind
 from msprobe_engine.probe.incident.notify import Notifier
 from msprobe_engine.probe.incident.on_alert import act_once
-from msprobe_engine.probe.incident.ring import Ring
 from msprobe_engine.probe.incident.writer import Capture, write_incident
 
 _log = logging.getLogger("msprobe")
@@ -316,3 +316,30 @@ class IncidentManager:
             raise_of_training(error)
             self.lost += 1
             _log.error("%s was not written: %s: %s", what, type(error).__name__, error)
+
+
+class Ring:
+    """Keeps the newest `steps` frames. Frames are never changed after they were made, so keeping one costs a reference: 128 bytes
+    of statistics per tensor plus its entry.
+
+    Used on the training thread only; `frames` returns a copy that may go to another thread.
+    """
+
+    def __init__(self, steps: int) -> None:
+        if steps < 1:
+            raise UsageError(f"Ring(steps={steps}): at least one step must be kept")
+        self._frames: deque[Frame] = deque(maxlen=steps)
+
+    def append(self, frame: Frame) -> None:
+        self._frames.append(frame)
+
+    def frames(self) -> list[Frame]:
+        """Oldest first."""
+        return list(self._frames)
+
+    def last(self) -> Frame | None:
+        """The newest, None when there is none yet."""
+        return self._frames[-1] if self._frames else None
+
+    def __len__(self) -> int:
+        return len(self._frames)

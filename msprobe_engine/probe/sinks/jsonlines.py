@@ -21,7 +21,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.io.json_output import dumps, number
+from msprobe_engine.core.io.json_text import dumps, number
 from msprobe_engine.core.io.output_files import AppendFile
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics import histograms

@@ -21,7 +21,7 @@ from typing import Any
 
 from msprobe_engine import __version__
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.io.json_output import dumps
+from msprobe_engine.core.io.json_text import dumps
 from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.process.launch import is_restart

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SinkError
-from msprobe_engine.core.io.json_output import dumps
+from msprobe_engine.core.io.json_text import dumps
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.formats.monitor.trend_db import TrendDatabase
 from msprobe_engine.probe.sinks.one_file import OneFileSink

@@ -7,9 +7,8 @@ from collections.abc import Mapping, Sequence
 from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING, level
 from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.comparison import Comparison
+from msprobe_engine.find.config.comparison import Comparison, headline
 from msprobe_engine.find.config.difference import Difference, short
-from msprobe_engine.find.config.headline import headline
 from msprobe_engine.report.web.markup import Html, badge, bullets, folded, paragraph, section, soft, table, text, tiles
 from msprobe_engine.report.web.page import Verdict, document
 from msprobe_engine.report.web.words import section_of, words

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from msprobe_engine.config.severity import CHANGES, MAY, level
 from msprobe_engine.core.log import one_line
-from msprobe_engine.find.config.comparison import Comparison
+from msprobe_engine.find.config.comparison import MOST_HARMLESS, Comparison, headline
 from msprobe_engine.find.config.difference import folded
-from msprobe_engine.find.config.headline import MOST_HARMLESS, headline
 
 TOP = 20
 _WIDTH = 16

@@ -10,7 +10,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.match import Matching
 from msprobe_engine.align.mapping.user_mapping import Mappings, lost
-from msprobe_engine.align.parallel.join_stages_and_experts import together
+from msprobe_engine.align.parallel.experts import together
 from msprobe_engine.align.parallel.micro_batches import cut
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder

@@ -19,7 +19,7 @@ from msprobe_engine.formats.dump.dump_table import DEBUG, DIGEST, INPUT, MD5, ST
 from msprobe_engine.measure import columns as c
 from msprobe_engine.measure import distances, factorize, missing_statistics
 from msprobe_engine.measure.columns import BLOCK_ROWS, UNMATCHED, Block, columns
-from msprobe_engine.measure.contradictions import say_contradictions
+from msprobe_engine.measure.dump_dialects import say_contradictions
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.measure.statistics_mode import Shown, Statistics, differences
 from msprobe_engine.measure.tensors.mode import TensorRows, metrics, plugin_names

@@ -4,7 +4,7 @@ of their parameters' gradients."""
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from msprobe_engine.core.records import Entry, TensorRef
@@ -45,10 +45,17 @@ Info = TypeVar("Info", bound=ModuleInfo)
 
 
 class NamedModules(ABC, Generic[Info]):
-    """The modules of the models of a capture."""
+    """The modules of the models of a capture.
 
-    def __init__(self, recorder: CallRecorder) -> None:
-        self._calls = recorder
+    Args:
+        is_on: one cheap call that says whether the current moment is inside the capture window.
+        is_collecting: the same for gradients, which still come after the window was closed.
+    """
+
+    def __init__(self, recorder: CallRecorder, is_on: Callable[[], bool], is_collecting: Callable[[], bool]) -> None:
+        self._recorder: Any = recorder
+        self._on = is_on
+        self._collecting = is_collecting
         self._models: dict[int, Any] = {}
         self._parts = Parts([])
         self._infos: list[Info] = []
@@ -132,7 +139,7 @@ class NamedModules(ABC, Generic[Info]):
         if self._installed:
             return
         self._installed = True
-        kept = self._calls.kept
+        kept = self._recorder.kept
         around, own = self._chosen(kept)
         if kept is not None:
             for info in self._infos:
@@ -162,7 +169,7 @@ class NamedModules(ABC, Generic[Info]):
 
     def call(self, info: Info) -> Call:
         """A call of a module begins: its name and place."""
-        recorder = self._calls
+        recorder = self._recorder
         calls = recorder.stack.calls
         n = recorder.numbers.take(info.base)
         parent = calls[-1] if calls else None
@@ -170,7 +177,7 @@ class NamedModules(ABC, Generic[Info]):
 
     def gradient(self, info: Info, name: str, gradient: Any) -> None:
         """The gradient of a parameter has arrived."""
-        recorder = self._calls
+        recorder = self._recorder
         if recorder.kept is not None and not self._keeps_gradients(info, recorder.kept):
             return
         reduce = recorder.reduce_gradient if recorder.keeper is None else recorder.reduce_gradient_for(self._gradients_name(info))
@@ -206,7 +213,7 @@ class NamedModules(ABC, Generic[Info]):
         _, grads = self._grads.pop(id(info), (info, {}))
         if not grads:
             return
-        recorder = self._calls
+        recorder = self._recorder
         name = self._gradients_name(info)
         self._grad_counts[info.base] = self._grad_counts.get(info.base, 0) + 1
         sections: dict[str, Any] = {n: [ref] for n, ref in grads.items()}

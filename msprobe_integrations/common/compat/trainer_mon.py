@@ -49,7 +49,7 @@ class TrainerMonitor:
             raise SettingsError(f"{self.config_file_path}: has no section 'monitor': there is nothing to watch")
         self._of_user()
         self._hot = self._given.monitor.hot
-        self._probe = self._make_probe(_at_first(self._given, self._kind))
+        self._probe = self.probe_type(_at_first(self._given, self._kind))
         self._probe.pipeline.listeners.append(self._keep)
         self._last: Frame | None = None
         self._optimizer: Any = None
@@ -272,7 +272,7 @@ class TrainerMonitor:
 
     def _values_of_tensors(self, tensors: Mapping[str, Any]) -> Values:
         """Statistics of tensors given by tag. Waits for the device; what is no tensor is left out."""
-        backend = self._probe._make_backend()
+        backend = self._probe.backend_type()
         refs = {tag: backend.reduce(t) for tag, t in tensors.items() if backend.is_tensor(t)}
         rows = backend.finish_step().rows()
         out: Values = {}
@@ -296,8 +296,7 @@ class TrainerMonitor:
     _shown: Shown
     """How values are given in memory."""
 
-    def _make_probe(self, settings: ProbeSettings) -> Probe:
-        raise NotImplementedError
+    probe_type: type[Probe]
 
     def _of_user(self) -> None:
         """The user has made this monitor himself."""

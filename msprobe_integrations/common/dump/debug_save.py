@@ -140,7 +140,7 @@ class SavedVariables(ABC):
 
     @staticmethod
     @abstractmethod
-    def convert(variable: Any, reduce: Callable[[Any], TensorRef]) -> Any:
+    def convert(variable: Any, reduce: Callable[[Any], TensorRef], /) -> Any:
         """`variable` as a structure of records, its tensors as `reduce` gives them."""
 
     @staticmethod

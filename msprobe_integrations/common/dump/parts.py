@@ -9,7 +9,7 @@ from typing import Any, ClassVar, Protocol
 
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings, SliceSettings
+from msprobe_engine.core.settings.schema import DumpSettings, SliceSettings
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.custom_api import CustomApis
@@ -78,9 +78,14 @@ class DumpParts(ABC):
     Attributes:
         files, pipeline: the way from records to files.
         capture, keeper, slices: the parts in use, None where the settings need none.
+        backend_type, config_type, saved_type: what reduces tensors, what takes the settings, environment and packages of the run, and what
+            keeps records of ``save()``.
     """
 
     models: ClassVar[ModelKind]
+    backend_type: ClassVar[type[DumpBackend]]
+    config_type: ClassVar[type[RunConfig]]
+    saved_type: ClassVar[type[SavedVariables]]
     faults: Faults
     backend: DumpBackend
     files: DumpFiles
@@ -88,10 +93,6 @@ class DumpParts(ABC):
     capture: Capture | None
     keeper: TensorSaver | None
     slices: Slices | None
-
-    @abstractmethod
-    def make_backend(self) -> DumpBackend:
-        """What reduces tensors in this run."""
 
     @abstractmethod
     def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
@@ -106,22 +107,12 @@ class DumpParts(ABC):
         """The chosen modules of the capture there is."""
 
     @abstractmethod
-    def make_saved(
-        self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
-    ) -> SavedVariables:
-        """Records of ``save()``, see `SavedVariables`."""
-
-    @abstractmethod
     def make_custom_apis(self) -> CustomApis:
         """The functions that the user wants to see as records."""
 
     @abstractmethod
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         """Have `call` called before each forward call of a model; returns what has a ``remove()``."""
-
-    @abstractmethod
-    def make_config(self, settings: ProbeSettings) -> RunConfig:
-        """What takes the settings, environment and packages of the run."""
 
     def make_extras(self, dump: DumpSettings, root: Path) -> list[DumpPlugin]:  # noqa: ARG002  # a framework may have none
         """What the settings ask for besides a dump.

@@ -45,7 +45,7 @@ class DumpRun(DumpParts):
 
     def __init__(self, settings: ProbeSettings, model: Any = None, hot: HotSwitch | None = None) -> None:
         self.faults = Faults(settings.strict)
-        self.backend = self.make_backend()
+        self.backend = self.backend_type()
         self.files = DumpFiles(self.backend, self.faults)
         self.pipeline = self.files.pipeline
         self.model = model
@@ -64,7 +64,7 @@ class DumpRun(DumpParts):
             lambda: self._see(False),
             lambda error: self.faults.fail("token_range", error),
         )
-        self.started = StartedWith(self.make_config)
+        self.started = StartedWith(self.config_type)
         self.files.before_rename, self.files.wrote_in = self.started.close, self._wrote_in
         self._open = False
         self._seeing = False
@@ -99,7 +99,7 @@ class DumpRun(DumpParts):
         self.files.tensors = self.keeper.store if self.keeper is not None else None
         if extras.dumps and dump.level == "debug":
             reduce = self.keeper.reduce if self.keeper is not None else self.backend.reduce
-            self.saved = self.make_saved(reduce, self._saved, lambda error: self.faults.fail("save", error))
+            self.saved = self.saved_type(self.pipeline, reduce, self._saved, lambda error: self.faults.fail("save", error))
         elif extras.dumps:
             self.capture = self.make_capture(dump)
             self.focus = self.make_focus()

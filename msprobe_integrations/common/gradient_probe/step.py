@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, Generic, TypeVar
 
+from msprobe_engine.formats.grad_probe.files import StepFiles
 from msprobe_engine.formats.grad_probe.signs import packed_size
 
 _PER_GRADIENT = 512  # bytes of bookkeeping and of the row
@@ -35,6 +36,14 @@ class GradientStep(Generic[Backend]):
     def count(self) -> int:
         """How many gradients were taken."""
         return len(self._taken)
+
+    def take(self, name: str, gradient: Any, shard: str = "") -> None:
+        """Take one gradient as it is now. Raises TimeoutError: the memory for signs is used up and nothing is written."""
+        raise NotImplementedError
+
+    def finish(self) -> Callable[[StepFiles, int], None]:
+        """Everything is taken: what puts it into files, on another thread."""
+        raise NotImplementedError
 
     def _room_for(self, name: str, numel: int) -> int:
         """Bytes of the signs of a gradient, which are reserved.

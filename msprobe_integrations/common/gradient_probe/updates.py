@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Callable, Collection
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.guard import Faults, Guard
@@ -18,34 +18,10 @@ from msprobe_engine.formats.grad_probe.background import Background
 from msprobe_engine.formats.grad_probe.files import StepFiles
 from msprobe_engine.formats.grad_probe.layout import SUMMARY
 from msprobe_engine.probe.output_claims import OutputClaims
+from msprobe_integrations.common.gradient_probe.step import GradientStep
 
 PART = "grad_probe"
 _log = get_logger()
-
-
-class Step(Protocol):
-    """Gradients of one update.
-
-    Attributes:
-        nbytes: memory that was reserved.
-        left_out: name to the reason why a gradient has no row.
-    """
-
-    nbytes: int
-    left_out: dict[str, str]
-
-    @property
-    def count(self) -> int:
-        """How many gradients were taken."""
-        ...
-
-    def take(self, name: str, gradient: Any, shard: str = "") -> None:
-        """Take one gradient as it is now. Raises TimeoutError: the memory for signs is used up and nothing is written."""
-        ...
-
-    def finish(self) -> Callable[[StepFiles, int], None]:
-        """Everything is taken: what puts it into files, on another thread."""
-        ...
 
 
 class GradientUpdates:
@@ -76,7 +52,7 @@ class GradientUpdates:
         self._window = Window(self.settings.rank, self.settings.step)
         self._background = Background(self.faults, f"{PART} files", self.settings.memory_budget_mb << 20)
         self._stepped: weakref.WeakSet[Any] = weakref.WeakSet()
-        self._open: Step | None = None
+        self._open: GradientStep[Any] | None = None
         self._taken: set[int] = set()
         self._undo: list[Callable[[], Any]] = []
         self._files: StepFiles | None = None
@@ -86,9 +62,7 @@ class GradientUpdates:
 
     # what a framework brings along
 
-    def _make_step(self, signs: bool, bounds: tuple[float, ...]) -> Step:
-        """What takes the gradients of one update; `signs`: their signs too; `bounds`: counts below each of these."""
-        raise NotImplementedError
+    step_type: type[GradientStep[Any]]
 
     @property
     def _watching(self) -> bool:
@@ -160,7 +134,7 @@ class GradientUpdates:
         """Around what is done in a hook."""
         return self.faults.guard(PART)
 
-    def begin_update(self, optimizer: Any) -> Step | None:
+    def begin_update(self, optimizer: Any) -> GradientStep[Any] | None:
         """`optimizer` is about to update: the open step, None when it is not wanted (or all of it was taken)."""
         if optimizer in self._stepped:
             self._finish()
@@ -176,7 +150,8 @@ class GradientUpdates:
     def _begin(self) -> None:
         level = self.settings.grad_level
         self._begun += 1
-        self._open = self._make_step(level != "L0", tuple(self.settings.bounds) if level == "L2" else ())
+        bounds = tuple(self.settings.bounds) if level == "L2" else ()
+        self._open = self.step_type(self.backend, level != "L0", bounds, self._background.reserve)
 
     def _finish(self) -> None:
         """All of the open step was taken: it goes to the writer."""

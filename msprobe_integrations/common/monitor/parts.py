@@ -23,9 +23,8 @@ class OfFramework:
 
     number: TensorDescription
 
-    def _make_backend(self) -> Any:
-        """A `msprobe_engine.core.backend.Backend` that has `RowOptions`, too."""
-        raise NotImplementedError
+    backend_type: type[Any]
+    """A `msprobe_engine.core.backend.Backend` that has `RowOptions`, too."""
 
     def _make_parameters(self) -> ParameterMonitor:
         raise NotImplementedError

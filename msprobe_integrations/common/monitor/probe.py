@@ -43,7 +43,7 @@ class Probe(OfFramework):
     """
 
     def __init__(self, settings: ProbeSettings, *, extra_sinks: Sequence[Sink] = ()) -> None:
-        self.backend = self._make_backend()
+        self.backend = self.backend_type()
         self.outputs = OutputClaims()
         self.settings = settings = self.outputs.place(settings, self.backend.rank())
         StatisticsOptions.of(settings).apply(self.backend)

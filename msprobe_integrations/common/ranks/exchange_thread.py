@@ -16,9 +16,10 @@ import numpy as np
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.log import get_logger
+from msprobe_engine.probe.incident.notify import Store
 from msprobe_integrations.common.ranks.connections import Loop, join_loop
 from msprobe_integrations.common.ranks.links import Links
-from msprobe_integrations.common.ranks.members import LEFT, VOID, Members, Store
+from msprobe_integrations.common.ranks.members import LEFT, VOID, Members
 from msprobe_integrations.common.ranks.tree import SELF, Kind, Lane, Message, Sent, Words, shape_of
 
 LOST = 1.0

@@ -24,8 +24,9 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
+from typing import Any
 
+from msprobe_engine.probe.incident.notify import Store
 from msprobe_integrations.common.ranks.replica_channel import SILENT
 
 COMPLETE, VOID, LEFT = 1, 2, 4
@@ -36,18 +37,6 @@ _DECIDED = 2.0
 """Seconds that a rank waits for one of the same process, which had its place before, to leave."""
 _LONGEST_ANSWER = 5.0
 """Seconds that ranks wait for what another one says of those that have not come."""
-
-
-class Store(Protocol):
-    """The part of a job's store that is used; those of torch have it."""
-
-    def set(self, key: str, value: str, /) -> Any: ...
-
-    def get(self, key: str, /) -> bytes: ...
-
-    def add(self, key: str, amount: int, /) -> int: ...
-
-    def check(self, keys: list[str], /) -> bool: ...
 
 
 class _Place:

@@ -54,18 +54,12 @@ def named_infos(models: Models) -> list[CellInfo]:
 
 
 class CellCapture(NamedModules[CellInfo]):
-    """Sees the calls of the named Cells while it is installed.
+    """Sees the calls of the named Cells while it is installed."""
 
-    Args:
-        is_on: one cheap call that says whether the current moment is inside the capture window.
-        is_collecting: the same for gradients, which still come after the window was closed.
-    """
+    _recorder: Recorder
 
     def __init__(self, recorder: Recorder, is_on: Callable[[], bool], is_collecting: Callable[[], bool]) -> None:
-        super().__init__(recorder)
-        self._recorder = recorder
-        self._on = is_on
-        self._collecting = is_collecting
+        super().__init__(recorder, is_on, is_collecting)
         self._known: dict[int, CellInfo] = {}
         self._patches = FunctionPatches()
         self._handles: list[Any] = []

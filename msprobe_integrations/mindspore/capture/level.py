@@ -61,7 +61,7 @@ class Capture:
         self._collector = StepCollection()
         self._pipeline = pipeline
         self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, kept=kept, keeper=keeper)
-        self.modules = CellCapture(self.recorder, self._is_on, self._is_collecting) if level in ("L0", "mix") else None
+        self.modules = CellCapture(self.recorder, self._is_on, lambda: self._collecting) if level in ("L0", "mix") else None
         self.api = ApiCapture(self.recorder, self._is_on) if level in ("L1", "mix") else None
         self._primitives = PrimitiveCapture(self.api) if self.api is not None else None
         self._jit = JitCapture(self.api) if self.api is not None else None
@@ -136,9 +136,6 @@ class Capture:
 
     def _is_on(self) -> bool:
         return self.on
-
-    def _is_collecting(self) -> bool:
-        return self._collecting
 
 
 class PrimitiveCapture:

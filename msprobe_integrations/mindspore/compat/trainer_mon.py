@@ -17,7 +17,6 @@ import mindspore
 
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.compat.trainer_mon import TrainerMonitor
 from msprobe_integrations.common.compat.trainer_mon_values import Shown
 from msprobe_integrations.mindspore.hooks import eager as hooks
@@ -48,10 +47,8 @@ class TrainerMon(TrainerMonitor):
         SettingsError: the file cannot be read or is wrong; all mistakes, one line each.
     """
 
+    probe_type = MindSporeProbe
     _shown = Shown(_number, tuple, _dtype)
-
-    def _make_probe(self, settings: ProbeSettings) -> MindSporeProbe:
-        return MindSporeProbe(settings)
 
     def set_monitor(self, model: Any, optimizer: Any, *arguments: Any, **keywords: Any) -> None:
         """See `TrainerMonitor.set_monitor`. A training step that is compiled as a whole has no updates that are seen, so no steps."""

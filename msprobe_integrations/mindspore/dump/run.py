@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from contextlib import AbstractContextManager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -15,8 +14,7 @@ from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.guard import Faults
-from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
 from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.dump.debug_save import SavedVariables
@@ -44,10 +42,29 @@ def _scheduler() -> bool:
     return os.environ.get("MS_ROLE") == "MS_SCHED"
 
 
+class MindSporeSavedVariables(SavedVariables):
+    """See `SavedVariables`. The gradient of a tensor is the whole one: the sum of what all its uses give back."""
+
+    tensors = mindspore.Tensor
+
+    convert = staticmethod(convert)
+    unseen = staticmethod(environment.no_grad)
+
+    @staticmethod
+    def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
+        try:
+            return hooks.at_gradient(tensor, arrived)
+        except RuntimeError as error:
+            if "requires grad" in str(error):  # nobody records it now
+                return None
+            raise
+
+
 class MindSporeDumpRun(DumpRun):
     """See `DumpRun`."""
 
     models = CELLS
+    backend_type, config_type, saved_type = MindSporeBackend, RunConfig, MindSporeSavedVariables
     backend: MindSporeBackend
     capture: Captures | KernelCapture | None
     keeper: TensorSaver | None
@@ -59,12 +76,6 @@ class MindSporeDumpRun(DumpRun):
     def _conclude(self) -> None:
         if not _scheduler():
             super()._conclude()
-
-    def make_backend(self) -> MindSporeBackend:
-        return MindSporeBackend()
-
-    def make_config(self, settings: ProbeSettings) -> RunConfig:
-        return RunConfig(settings)
 
     def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
         if dump.level == "L2":  # MindSpore writes the tensors itself, and dump.json has statistics
@@ -80,11 +91,6 @@ class MindSporeDumpRun(DumpRun):
     def make_focus(self) -> ModuleSelection:
         assert self.capture is not None
         return ModuleSelection(self.capture.chosen_cells)
-
-    def make_saved(
-        self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
-    ) -> MindSporeSavedVariables:
-        return MindSporeSavedVariables(self.pipeline, reduce, complete, broken)
 
     def make_custom_apis(self) -> CustomApis:
         return CustomApis(lambda: None if self.capture is None else self.capture.api)
@@ -115,29 +121,6 @@ class MindSporeDumpRun(DumpRun):
 
     def before_forward(self, model: Any, call: Callable[..., None]) -> Any:
         return hooks.before_call(model, call)
-
-
-class MindSporeSavedVariables(SavedVariables):
-    """See `SavedVariables`. The gradient of a tensor is the whole one: the sum of what all its uses give back."""
-
-    tensors = mindspore.Tensor
-
-    @staticmethod
-    def convert(variable: Any, reduce: Callable[[Any], TensorRef]) -> Any:
-        return convert(variable, reduce)
-
-    @staticmethod
-    def unseen() -> AbstractContextManager[Any]:
-        return environment.no_grad()
-
-    @staticmethod
-    def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
-        try:
-            return hooks.at_gradient(tensor, arrived)
-        except RuntimeError as error:
-            if "requires grad" in str(error):  # nobody records it now
-                return None
-            raise
 
 
 _MODULES = {

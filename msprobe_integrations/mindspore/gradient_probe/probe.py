@@ -29,6 +29,44 @@ from msprobe_integrations.mindspore.tensors.npy import array_of
 _log = get_logger()
 
 
+class GradientStep(step.GradientStep[MindSporeBackend]):
+    """See `msprobe_integrations.common.gradient_probe.step.GradientStep`."""
+
+    def take(self, name: str, gradient: Any, shard: str = "") -> None:
+        """Take one gradient as it is now.
+
+        Raises:
+            TimeoutError: the memory for signs is used up and nothing is written.
+        """
+        description = self._backend.describe(gradient)
+        if description.dtype not in _FLOATS:
+            self.left_out[name] = f"its type is {description.dtype}"
+            return
+        self._room_for(name, math.prod(description.shape))
+        reduced = gradient
+        if self._backend.want_checksum and description.dtype != "Float32":  # the checksum in the files is that of float32
+            reduced = mindspore.Tensor(array_of(gradient).astype(np.float32))
+        ref = self._backend.reduce(reduced)
+        if ref.row < 0:
+            self.left_out[name] = "it has no data that can be read"
+            return
+        packed = below = None
+        if self._signs or self._bounds:
+            flat = array_of(gradient).reshape(-1)
+            packed = pack_signs(flat) if self._signs else None
+            below = count_below(flat, self._bounds) if self._bounds else None
+        self._taken.append((name, description.shape, ref.row, packed, below, shard))
+
+    def finish(self) -> Callable[[StepFiles, int], None]:
+        """Everything is taken: what puts it into files, on another thread."""
+        pending, taken = self._backend.finish_step(), self._taken
+
+        def write(files: StepFiles, number: int) -> None:
+            files.write(number, [Gradient(*one) for one in taken], pending.rows())
+
+        return write
+
+
 class GradientProbe(GradientUpdates):
     """One per process. Where several optimizers are watched, a step is over when all of them have been called, or one a second time.
 
@@ -38,6 +76,8 @@ class GradientProbe(GradientUpdates):
     """
 
     backend: MindSporeBackend
+
+    step_type = GradientStep
 
     def __init__(self, settings: ProbeSettings, *, at_once: bool = True) -> None:
         super().__init__(settings, MindSporeBackend(), at_once=at_once)
@@ -92,9 +132,6 @@ class GradientProbe(GradientUpdates):
             with self.faults.guard(PART):
                 self._finish()
 
-    def _make_step(self, signs: bool, bounds: tuple[float, ...]) -> GradientStep:
-        return GradientStep(self.backend, signs, bounds, self._background.reserve)
-
     @property
     def _watching(self) -> bool:
         return self._ever
@@ -110,44 +147,6 @@ class GradientProbe(GradientUpdates):
 
 _PIECE = 1 << 18  # elements; a multiple of 4
 _FLOATS = frozenset(("Float16", "Float32", "Float64", "BFloat16"))
-
-
-class GradientStep(step.GradientStep[MindSporeBackend]):
-    """See `msprobe_integrations.common.gradient_probe.step.GradientStep`."""
-
-    def take(self, name: str, gradient: Any, shard: str = "") -> None:
-        """Take one gradient as it is now.
-
-        Raises:
-            TimeoutError: the memory for signs is used up and nothing is written.
-        """
-        description = self._backend.describe(gradient)
-        if description.dtype not in _FLOATS:
-            self.left_out[name] = f"its type is {description.dtype}"
-            return
-        self._room_for(name, math.prod(description.shape))
-        reduced = gradient
-        if self._backend.want_checksum and description.dtype != "Float32":  # the checksum in the files is that of float32
-            reduced = mindspore.Tensor(array_of(gradient).astype(np.float32))
-        ref = self._backend.reduce(reduced)
-        if ref.row < 0:
-            self.left_out[name] = "it has no data that can be read"
-            return
-        packed = below = None
-        if self._signs or self._bounds:
-            flat = array_of(gradient).reshape(-1)
-            packed = pack_signs(flat) if self._signs else None
-            below = count_below(flat, self._bounds) if self._bounds else None
-        self._taken.append((name, description.shape, ref.row, packed, below, shard))
-
-    def finish(self) -> Callable[[StepFiles, int], None]:
-        """Everything is taken: what puts it into files, on another thread."""
-        pending, taken = self._backend.finish_step(), self._taken
-
-        def write(files: StepFiles, number: int) -> None:
-            files.write(number, [Gradient(*one) for one in taken], pending.rows())
-
-        return write
 
 
 def pack_signs(flat: npt.NDArray[Any]) -> Bytes:

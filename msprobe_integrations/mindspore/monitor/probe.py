@@ -49,12 +49,10 @@ class MindSporeProbe(Probe):
     All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
     """
 
+    backend_type = MindSporeBackend
     number = TensorDescription("mindspore.Tensor", "Float32", (), None)
     backend: MindSporeBackend
     _watch: ModuleMonitor | None
-
-    def _make_backend(self) -> MindSporeBackend:
-        return MindSporeBackend()
 
     def _make_parameters(self) -> ParameterMonitor:
         return ParameterMonitor(self, find_source, Exchanges(_no_exchange), JobRanks(Path(self.settings.output_dir)))

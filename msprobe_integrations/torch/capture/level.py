@@ -11,7 +11,6 @@ from torch.optim.optimizer import register_optimizer_step_post_hook, register_op
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.process.garbage_collection import StepCollection
-from msprobe_engine.core.records import Entry
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_integrations.common.capture.filters import RecordFilter, record_filter
@@ -65,7 +64,7 @@ class Capture:
         self._collector = StepCollection()
         self.recorder = Recorder(pipeline, stacks=stacks, data_mode=data_mode, kept=kept, slices=slices, keeper=keeper)
         self._origins = OptimizerCalls()
-        self.modules = ModuleCapture(self.recorder, self._modules_on, self._is_collecting) if level in ("L0", "mix") else None
+        self.modules = ModuleCapture(self.recorder, self._modules_on, lambda: self._collecting) if level in ("L0", "mix") else None
         self.api = ApiCapture(self.recorder, self._is_on, self._origins if level == "mix" else None) if level in ("L1", "mix") else None
         self._compiled = CompiledCode(self.api, self.modules, lambda error: pipeline.faults.fail("compiled code", error))
         self.collectives: Any = None
@@ -159,9 +158,6 @@ class Capture:
     def _modules_on(self) -> bool:
         return self.on and not self._in_optimizer and not self._compiled.inside and _tracing() is None
 
-    def _is_collecting(self) -> bool:
-        return self._collecting
-
     def _before_optimizer(self, _optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         self._in_optimizer = not self._optimizer_calls
         self._origins.stepping = self._optimizer_calls
@@ -190,7 +186,7 @@ class Capture:
             recorder = self.recorder
             observer = CollectiveObserver(
                 recorder.reduce,
-                self._collective,
+                lambda entry: self._pipeline.entries.append(entry),
                 read=recorder.reduce_gradient,
                 record=self._record_collectives,
                 is_on=self._is_on,
@@ -210,6 +206,3 @@ class Capture:
     def _written(self, tensor: torch.Tensor) -> None:
         self._pipeline.backend.forget(tensor)
         self.recorder.raw.forget(tensor)
-
-    def _collective(self, entry: Entry) -> None:
-        self._pipeline.entries.append(entry)

@@ -75,18 +75,12 @@ def _hooks_on(module: nn.Module, pre: Hook, post: Hook) -> list[Any]:
 
 
 class ModuleCapture(NamedModules[ModuleInfo]):
-    """Installs and removes the hooks.
+    """Installs and removes the hooks."""
 
-    Args:
-        is_on: one cheap call that says whether the current moment is inside the capture window.
-        is_collecting: the same for gradients, which still come after the window was closed.
-    """
+    _recorder: Recorder
 
     def __init__(self, recorder: Recorder, is_on: Callable[[], bool], is_collecting: Callable[[], bool]) -> None:
-        super().__init__(recorder)
-        self._recorder = recorder
-        self._on = is_on
-        self._collecting = is_collecting
+        super().__init__(recorder, is_on, is_collecting)
         self._hooked: list[tuple[nn.Module, Hook, Hook, list[Any]]] = []
         self._handles: list[Any] = []
         self._sealed: set[int] = set()

@@ -220,12 +220,9 @@ class Recorder(CallRecorder):
             if call.is_module:
                 self.written(result)
         super()._conclude(call, result, parameters, failed)
-
-    def _output(self, result: Any, reduce: Reduce, is_module: bool) -> Any:
-        structure = super()._output(result, reduce, is_module)
-        if self.unsettled.seen:
-            self.unsettled.await_in(structure, reduce)
-        return structure
+        if self.unsettled.seen and (entry := self.pipeline.entries[-1]).name == call.name:
+            made = entry.sections.get("output"), entry.sections.get("parameters")
+            self.unsettled.await_in(made, self.reduce if self.keeper is None else self.reduce_for(call.name))
 
     def whole(self, result: Any) -> Any:
         """A size is its own object in the existing format."""

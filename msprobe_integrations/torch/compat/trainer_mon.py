@@ -15,7 +15,6 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.compat.trainer_mon import TrainerMonitor
 from msprobe_integrations.common.compat.trainer_mon_values import Shown
 from msprobe_integrations.torch.hooks.modules import OwnHook
@@ -46,10 +45,8 @@ class TrainerMon(TrainerMonitor):
         SettingsError: the file cannot be read or is wrong; all mistakes, one line each.
     """
 
+    probe_type = TorchProbe
     _shown = Shown(lambda value: torch.tensor(value, dtype=torch.float64), torch.Size, _dtype)
-
-    def _make_probe(self, settings: ProbeSettings) -> TorchProbe:
-        return TorchProbe(settings)
 
     def _of_user(self) -> None:
         owner.of_user()

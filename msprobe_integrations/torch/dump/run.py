@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from msprobe_engine.core.guard import Faults
-from msprobe_engine.core.records import Entry, TensorRef
 from msprobe_engine.core.settings.dump_rules import kernel_api
-from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
+from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.window import Window
 from msprobe_integrations.common.capture.custom_api import CustomApis
 from msprobe_integrations.common.dump.debug_save import SavedVariables
@@ -35,10 +33,24 @@ from msprobe_integrations.torch.tensors.slices import Slices
 from msprobe_integrations.torch.tensors.structure import convert
 
 
+class TorchSavedVariables(SavedVariables):
+    """See `SavedVariables`."""
+
+    tensors = torch.Tensor
+
+    convert = staticmethod(convert)
+    unseen = torch._C.DisableTorchFunction
+
+    @staticmethod
+    def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
+        return tensor.register_hook(arrived) if tensor.requires_grad else None
+
+
 class TorchDumpRun(DumpRun):
     """See `DumpRun`."""
 
     models = MODELS
+    backend_type, config_type, saved_type = TorchBackend, RunConfig, TorchSavedVariables
     backend: TorchBackend
     capture: Capture | None
     keeper: TensorSaver | None
@@ -50,12 +62,6 @@ class TorchDumpRun(DumpRun):
         self._modes = modestack.depth()
         super().start(model, token_range, rank_id, scheduled_tokens)
 
-    def make_backend(self) -> TorchBackend:
-        return TorchBackend()
-
-    def make_config(self, settings: ProbeSettings) -> RunConfig:
-        return RunConfig(settings)
-
     def make_keeper(self, dump: DumpSettings, before: Any) -> TensorSaver | None:
         return TensorSaver.of_dump(dump, self.backend, self.pipeline, self.files.writer, self.faults, before, slices=self.slices)
 
@@ -66,11 +72,6 @@ class TorchDumpRun(DumpRun):
         assert self.capture is not None
         recorder = self.capture.recorder
         return ModuleSelection(lambda is_on: ModuleCapture(recorder, is_on, lambda: True))
-
-    def make_saved(
-        self, reduce: Callable[[Any], TensorRef], complete: Callable[[Entry], None], broken: Callable[[Exception], None]
-    ) -> TorchSavedVariables:
-        return TorchSavedVariables(self.pipeline, reduce, complete, broken)
 
     def make_custom_apis(self) -> CustomApis:
         return CustomApis(self._api, torch.compiler.is_compiling)
@@ -100,24 +101,6 @@ class TorchDumpRun(DumpRun):
     def open_capture(self, capture: Capture, inside: bool) -> None:
         """Modes that the program enters inside of the model's call stand above the capture's."""
         capture.open(self._modes if inside else None)
-
-
-class TorchSavedVariables(SavedVariables):
-    """See `SavedVariables`."""
-
-    tensors = torch.Tensor
-
-    @staticmethod
-    def convert(variable: Any, reduce: Callable[[Any], TensorRef]) -> Any:
-        return convert(variable, reduce)
-
-    @staticmethod
-    def unseen() -> AbstractContextManager[Any]:
-        return torch._C.DisableTorchFunction()
-
-    @staticmethod
-    def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
-        return tensor.register_hook(arrived) if tensor.requires_grad else None
 
 
 def parts_of(dump: DumpSettings, root: Path, faults: Faults) -> list[DumpPlugin]:

@@ -3,12 +3,16 @@
 An update is a call of ``step`` of such an optimizer, found when it is called; optimizers of other models do not count. Where several
 optimizers share the parameters of a model, a step is over when one of them is called a second time. Nothing is read from a device and
 nothing is written on the training thread.
+
+Where the optimizer holds other tensors than the model, gradients come from the framework's parameter source, just before the inner update,
+so as the optimizer uses them: reduced, without loss scale, clipped, and of a sharded parameter the part that this rank updates. An update
+that the framework skips is none.
 """
 
 from __future__ import annotations
 
 import weakref
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -16,13 +20,17 @@ from torch import nn
 from torch.optim.optimizer import Optimizer, register_optimizer_step_pre_hook
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.guard import Faults, Guard
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_integrations.common.gradient_probe.updates import PART, GradientUpdates, bare
+from msprobe_integrations.common.parameters.gradients import Piece
+from msprobe_integrations.common.parameters.source import ParameterSource
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.dump.checks import MODELS, Models
 from msprobe_integrations.torch.gradient_probe.step import GradientStep
+from msprobe_integrations.torch.parameters.find import find_source
 
 _log = get_logger()
 
@@ -30,6 +38,7 @@ _log = get_logger()
 class GradientProbe(GradientUpdates):
     """See `GradientUpdates`; the probe has a backend of its own."""
 
+    step_type = GradientStep
     backend: TorchBackend
 
     def __init__(self, settings: ProbeSettings, *, at_once: bool = True) -> None:
@@ -39,9 +48,6 @@ class GradientProbe(GradientUpdates):
         self._holdings: weakref.WeakKeyDictionary[Any, tuple[int, frozenset[int]]] = weakref.WeakKeyDictionary()
         self._sources: list[Any] = []
         self._strangers = self._parts = 0
-
-    def _make_step(self, signs: bool, bounds: tuple[float, ...]) -> GradientStep:
-        return GradientStep(self.backend, signs, bounds, self._background.reserve)
 
     @property
     def _watching(self) -> bool:
@@ -122,8 +128,6 @@ class GradientProbe(GradientUpdates):
 
     def _follow(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
         """Take gradients from where the framework of these objects keeps them."""
-        from msprobe_integrations.torch.gradient_probe.source import watch_source
-
         watch, undo = watch_source(self, models, optimizer)
         self._sources.append(watch)
         self._undo.append(undo)
@@ -240,3 +244,89 @@ def gradient_of(parameter: torch.Tensor) -> torch.Tensor | None:
 def _flat(models: Sequence[nn.Module]) -> bool:
     """Does FSDP1 keep the gradients, of many parameters in one tensor?"""
     return any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules())
+
+
+class _NoExchanges:
+    """Parts stay parts: nothing is merged over ranks."""
+
+    def of(self, _ranks: Sequence[int]) -> None:
+        return None
+
+
+class _Parameters:
+    """The side of the probe that knows optimizers."""
+
+    def __init__(self, optimizers: Sequence[Any]) -> None:
+        self.exchanges = _NoExchanges()
+        self.optimizers = list(optimizers)
+
+
+class _Owner:
+    """What sources ask of the probe they belong to."""
+
+    def __init__(self, faults: Faults, optimizers: Sequence[Any]) -> None:
+        self.monitor = MonitorSettings(gradients=True)
+        self.faults = faults
+        self.parameters = _Parameters(optimizers)
+
+
+class SourceWatch:
+    """Follows the updates of one source; stands where a `ParameterSampler` stands. What is not about the inner update is left alone."""
+
+    def __init__(self, probe: GradientProbe, source: ParameterSource, several: bool) -> None:
+        self._probe, self._source, self._several = probe, source, several
+        self._begun = False
+
+    def ready(self, pieces: Sequence[Piece] | None = None) -> None:
+        """The gradients (of these pieces) are what the inner update will use."""
+        probe = self._probe
+        if not self._begun:
+            self._begun = True
+            probe.begin_update(self)
+        if not probe.wants:
+            return
+        with probe.guard():
+            for piece in self._source.pieces if pieces is None else pieces:
+                if probe.listed(piece.name) and (gradient := self._source.gradient(piece)) is not None:
+                    name = f"chunk{piece.vpp_stage}.{piece.name}" if self._several else piece.name
+                    shard = f"[{piece.lo}, {piece.hi}) of {piece.facts['of']}" if piece.sharded else ""
+                    if not probe.take(name, gradient, shard):
+                        return
+
+    def after_step(self, *_: Any, **__: Any) -> None:
+        """The update is over."""
+        if self._begun:
+            self._begun = False
+            with self._probe.guard():
+                self._probe.end_update()
+
+    def guard(self, *_: Any) -> Guard:
+        """Around what a source does in a hook."""
+        return self._probe.guard()
+
+    def __getattr__(self, name: str) -> Callable[..., None]:
+        if name.startswith("_"):
+            raise AttributeError(name)
+        return _ignore
+
+
+def _ignore(*_: Any, **__: Any) -> None:
+    """A moment that is of no concern here."""
+
+
+def watch_source(probe: GradientProbe, models: Sequence[nn.Module], optimizer: Any) -> tuple[SourceWatch, Callable[[], None]]:
+    """Follow an optimizer that is found by its class; returns the watch, and what takes everything off again.
+
+    Raises:
+        UsageError: it is of no framework that is known.
+    """
+    owner: Any = _Owner(probe.faults, [optimizer])
+    source = find_source(owner, models, optimizer)
+    if source is None:
+        raise UsageError(
+            f"monitor(): gradients that {'this model' if optimizer is None else type(optimizer).__qualname__} uses cannot be found; "
+            "allowed: a torch.optim.Optimizer that holds parameters of the model, an engine or optimizer of DeepSpeed, one of Megatron"
+        )
+    watch = SourceWatch(probe, source, len(models) > 1)
+    source.connect(watch)  # type: ignore[arg-type]
+    return watch, source.close

@@ -18,8 +18,12 @@ from msprobe_integrations.torch.monitor.tensors import TensorWatch
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.collectives import CollectiveWatch
     from msprobe_integrations.torch.monitor.features import LayerFeatures
-    from msprobe_integrations.torch.monitor.module_notes import ModuleNotes
     from msprobe_integrations.torch.monitor.probe import TorchProbe
+from types import CodeType
+
+from msprobe_integrations.common.monitor import module_notes
+from msprobe_integrations.torch.hooks import frames
+from msprobe_integrations.torch.hooks.backward import GradientWatch, edge, sequence_number
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
@@ -54,8 +58,6 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
         return LayerFeatures(self, settings)
 
     def _make_notes(self) -> ModuleNotes:
-        from msprobe_integrations.torch.monitor.module_notes import ModuleNotes
-
         return ModuleNotes(self)
 
     def _named_modules(self, models: Sequence[Any]) -> list[Named]:
@@ -72,3 +74,25 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
 
     def _lighten(self, on: bool) -> None:
         node_hooks.install() if on else node_hooks.remove()
+
+
+class ModuleNotes(module_notes.ModuleNotes):
+    """See there."""
+
+    tensor = torch.Tensor
+
+    def hides(self, code: CodeType) -> bool:
+        """Frames of torch and of the probe are left out."""
+        return frames.hides(code)
+
+    def _first_run(self) -> bool:
+        return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
+
+    def _recording(self) -> bool:
+        return torch.is_grad_enabled()
+
+    def _edges(self, tensors: Sequence[Any]) -> tuple[list[Any], int]:
+        return [edge(tensor) for tensor in tensors], sequence_number()
+
+    def _make_watch(self, name: str, inputs: int, outputs: int) -> GradientWatch:
+        return GradientWatch(name, inputs, outputs, self._describe, self._gradients, self._fail)

@@ -57,6 +57,7 @@ class TorchProbe(Probe):
     backend: TorchBackend
     _watch: ModuleMonitor | None
 
+    backend_type = TorchBackend
     number = TensorDescription("torch.Tensor", "torch.float32", (), False)
     unseen = torch._C.DisableTorchFunction
 
@@ -67,9 +68,6 @@ class TorchProbe(Probe):
         self._attempts: RerunOnAlert | None = None
         self._types: ComputingTypes | None = None
         self._stages = StagePreparation(self)
-
-    def _make_backend(self) -> TorchBackend:
-        return TorchBackend()
 
     def _make_parameters(self) -> ParameterMonitor:
         return ParameterMonitor(self, find_source, Exchanges(lambda ranks: RowExchange(ranks=ranks)), TorchRanks())

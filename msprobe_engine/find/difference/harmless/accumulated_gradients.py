@@ -43,7 +43,7 @@ def _is_of_later_micro_batch(walker: DifferenceWalk, origin: DifferenceOrigin) -
     if origin.kind != GRADIENT or not walker.target.is_gradients(origin.op):
         return False
     kind = walker.target.kinds[origin.op]
-    before = [op for op in walker.gradients_of(kind[2]) if op < origin.op]
+    before = [op for op in walker.gradients.get(kind[2], []) if op < origin.op]
     return bool(before) and not walker.is_off(before[0])
 
 

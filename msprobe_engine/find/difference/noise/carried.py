@@ -135,7 +135,7 @@ class CarriedNoise(IncomingNoise):
         if api is None and not inside:  # of what a module has computed in nothing is known
             unit = max(unit, self._of_activations)
         new = roundoff.fresh(unit, max((one.last for one in inputs), default=1)) if carried.rounds else 0.0
-        if self._products and walker.is_wide_product(pair):
+        if self._products and roundoff.is_wide_product(walker.side.ops[walker.side.op[row]], walker.side.dtype[row]):
             new = max(new, self._products)
         foreign = walker.foreign.get(walker.side.op[row], 0.0)
         bias = (roundoff.BIAS_OF_SUMS if api is not None and (api in traits.ADDITIONS or traits.is_product(api)) else roundoff.BIAS) * new

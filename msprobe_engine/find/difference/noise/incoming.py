@@ -206,7 +206,7 @@ class IncomingNoise(NoiseNotes):
         """Of a parameter that a call of the target alone takes in: it is compared where a module shows it."""
         if not self._walker.has_numbers_of_parameter(row):
             return None
-        moved = NONE if self._start is None else self._walker.update_noise(self._start)
+        moved = NONE if self._start is None else _of_update(self._start)
         return moved, moved
 
     def _unrecorded(self, unit: float, row: int = -1) -> tuple[Noise, Noise]:
@@ -249,7 +249,7 @@ class IncomingNoise(NoiseNotes):
         unknown = (read, read) if leaf and self._start is None else handed_on or self._unrecorded(unit, -1 if leaf else row)
         noise, clean = bridged or unknown
         if leaf and self._start is not None:
-            moved = walker.update_noise(self._start)
+            moved = _of_update(self._start)
             noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
         if bridged is None and (known := walker.updated.get(walker.side.stats[row].tobytes())) is not None:
             noise, clean = (known, known) if leaf else (largest((noise, known)), largest((clean, known)))
@@ -312,3 +312,8 @@ class IncomingNoise(NoiseNotes):
         element = seen.largest(pair)
         found = Noise(min(1.0, element), min(1.0, max(seen.norm[pair], seen.mean[pair])), element * seen.rms[pair])
         return found, found if self.alone[pair] <= 1 else NONE
+
+
+def _of_update(start: Noise) -> Noise:
+    """Noise of a parameter that the step before has moved by gradients with noise."""
+    return Noise(min(roundoff.JUDGED, 3 * start.element), min(roundoff.JUDGED, 3 * start.whole), 0.0)

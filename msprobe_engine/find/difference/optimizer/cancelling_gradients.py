@@ -195,7 +195,7 @@ def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float, int]:
     """(norm, rounding unit, terms of the longest sum) of what is summed up to a gradient of one dimension: what came back from behind the
     call; zeros if unknown."""
     tree, side = walker.target, walker.side
-    calls = [op] if tree.kinds[op][0] == "backward" else walker.backward_calls(tree.kinds[op][2]) if tree.gradients[op] else []
+    calls = [op] if tree.kinds[op][0] == "backward" else walker.backward_calls.get(tree.kinds[op][2], []) if tree.gradients[op] else []
     norm = unit = 0.0
     longest = 1
     for call in calls:

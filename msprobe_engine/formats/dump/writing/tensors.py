@@ -65,6 +65,8 @@ class TensorStore(TensorWriter):
         waits: the end of a step waits for earlier ones.
     """
 
+    step_type: type[StepFiles] = StepFiles
+
     def __init__(
         self,
         options: Options,
@@ -95,7 +97,7 @@ class TensorStore(TensorWriter):
 
     def begin_step(self, number: int, path: str) -> None:
         """The directory of a step was made; from now on tensors can be placed."""
-        files = self.make_step(number, path)
+        files = self.step_type(number, path)
         files.clock = self.memory.waited
 
         def fail(payload: Payload, error: Exception) -> None:
@@ -108,9 +110,6 @@ class TensorStore(TensorWriter):
                 self._steps.pop(old).close()  # its frame was dropped
             self._steps[number] = files
             self._finished.pop(number, None)
-
-    def make_step(self, number: int, path: str) -> StepFiles:
-        return StepFiles(number, path)
 
     def make_format(self, files: StepFiles, fail: Callable[[Payload, Exception], None]) -> Format:
         """What makes files of the tensors of a step; `fail` is called with what could not be written."""

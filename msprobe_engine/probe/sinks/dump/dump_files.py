@@ -21,7 +21,7 @@ from msprobe_engine.core.io.output_files import write_file, write_plain
 from msprobe_engine.core.io.regular_files import DIRECTORY_MODE, make_directories, require_directory
 from msprobe_engine.core.records import Frame
 from msprobe_engine.formats import loss_causes
-from msprobe_engine.formats.dump import frame_log, layout, step_mark
+from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.layout import DumpWriteError
 from msprobe_engine.formats.dump.writing.step_files import Saved
 from msprobe_engine.formats.dump.writing.step_text import Prepared, StepText
@@ -155,7 +155,7 @@ class DumpSink(Sink):
         if self._tensors is not None:
             self._tensors.drop(step)
         marker = f"{path}/{layout.MARKER}"
-        line = step_mark.line(step, self._rank)
+        line = frame_log.line(step, self._rank)
         try:
             layout.refuse_link(path)
             try:
@@ -221,7 +221,7 @@ class DumpSink(Sink):
                         self._tensors.moved(step, new)
                     layout.correct_data_dir(old, new)
                     if os.path.exists(f"{new}/{layout.MARKER}"):
-                        write_plain(f"{new}/{layout.MARKER}", [step_mark.line(step, rank)])
+                        write_plain(f"{new}/{layout.MARKER}", [frame_log.line(step, rank)])
                 except OSError as error:
                     _log.warning("%s cannot get the name of its rank, %s: %s", old, new, error.strerror or error)
 
@@ -320,7 +320,7 @@ class DumpSink(Sink):
             elif not current:
                 self._write_single(path, ready, logged)
         except DumpWriteError as error:
-            step_mark.tell_why(path, frame.step, self._rank, loss_causes.cause_of(error))
+            frame_log.tell_why(path, frame.step, self._rank, loss_causes.cause_of(error))
             raise
         finally:
             self._root.keep(path)

@@ -14,7 +14,7 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.align.parallel import micro_batches
-from msprobe_engine.align.parallel.join_stages_and_experts import together
+from msprobe_engine.align.parallel.experts import together
 from msprobe_engine.align.parallel.merge_records import ORIGIN, origin_of
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
