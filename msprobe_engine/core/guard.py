@@ -5,6 +5,7 @@ from __future__ import annotations
 import functools
 import inspect
 import itertools
+import logging
 import signal
 import sys
 import traceback
@@ -12,9 +13,8 @@ from types import FrameType, TracebackType
 from typing import Any
 
 from msprobe_engine.core.errors import ProbeError
-from msprobe_engine.core.log import get_logger
 
-_log = get_logger()
+_log = logging.getLogger("msprobe")  # `core.log`, which imports this, gives it its handler
 _MARK = "_msprobe_of_training"
 _OURS = frozenset({"msprobe", "msprobe_engine", "msprobe_integrations"})
 _LIBRARIES = frozenset({*sys.stdlib_module_names, *_OURS, "torch", "mindspore", "numpy"} - {"__main__"})

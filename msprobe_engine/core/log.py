@@ -12,6 +12,8 @@ import sys
 import threading
 from typing import TYPE_CHECKING, TextIO
 
+from msprobe_engine.core.guard import raise_of_training
+
 if TYPE_CHECKING:
     _StreamHandler = logging.StreamHandler[TextIO]
 else:
@@ -47,8 +49,6 @@ class _StderrHandler(_StreamHandler):
 
     def handleError(self, record: logging.LogRecord) -> None:
         """A line that cannot be written costs nothing; an exception of the program's signal handler passes."""
-        from msprobe_engine.core.guard import raise_of_training  # which logs
-
         error = sys.exc_info()[1]
         if error is not None:
             raise_of_training(error)

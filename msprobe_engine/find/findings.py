@@ -3,14 +3,10 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
-from pathlib import Path
 from typing import Any
 
-from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.notebook import text_block
 from msprobe_engine.core.text.ranges import few_ranges, numbers_in, ranges_of
@@ -297,20 +293,6 @@ class Diagnosis:
 
     def _repr_html_(self) -> str:
         return text_block(self.text())
-
-    def write(self, directory: Path | str) -> tuple[Path, Path]:
-        """Write ``diagnosis.json`` and ``diagnosis.html`` (mode 0640).
-
-        Raises:
-            OSError: they cannot be written.
-        """
-        from msprobe_engine.report.diagnosis.page import page
-
-        make_directories(os.fspath(directory))
-        data, html = Path(directory) / "diagnosis.json", Path(directory) / "diagnosis.html"
-        write_file(data, [finite_json(self.as_json())])
-        write_file(html, [page(self).encode()])
-        return data, html
 
 
 def beside_warnings(said: str, count: int, *, searched: bool = False) -> Sentence:

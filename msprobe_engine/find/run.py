@@ -33,7 +33,6 @@ from msprobe_engine.formats.dump.replicas import KEPT, StepTables
 def diagnose(
     target: str | Path,
     golden: str | Path | None = None,
-    output: str | Path | None = None,
     calibration: Sequence[str | Path] = (),
     mappings: Mappings | None = None,
     exact: bool = False,
@@ -45,7 +44,6 @@ def diagnose(
         target: the run in question: the root of a dump, a step, a rank directory, a dump.json, or an incident directory; or
             monitor output; or an output directory with several of these, which are all looked at.
         golden: a run that is right, of the same kind; None: only what a run can say about itself.
-        output: directory for ``diagnosis.json`` and ``diagnosis.html``; None: no files.
         calibration: further dumps of the golden training, moved by one rounding unit: differences are counted in what they show.
         mappings: what modules and functions of the target are called on the golden side.
         exact: round-off is a finding, too: the first number that is not the same on both sides; and so are calls that one run alone makes.
@@ -92,8 +90,6 @@ def diagnose(
         _say_steps(found, [side for side in (here, there) if side.has_monitor])
     config_and_checkpoint.blame_settings_alone(found, differences)
     found.next = with_launch_lines(found.next, here.config, None if there is None else there.config)
-    if output is not None:
-        found.write(output)
     return found
 
 

@@ -16,7 +16,7 @@ from msprobe_engine.core.guard import is_of_training, raise_of_training
 from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
-from msprobe_engine.formats.tensors.saved_file import load_numpy
+from msprobe_engine.formats.tensors.reader import load_numpy
 from msprobe_integrations.common.capture.descriptions import intern
 from msprobe_integrations.common.statistics.row_memory import ROW_BYTES
 from msprobe_integrations.common.statistics.row_options import CHECKSUMS

@@ -16,6 +16,7 @@ from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
+from msprobe_engine.report.diagnosis.page import write
 
 RANKS, FEW = 340, 16
 """More than what once nested sentences too deep; and as many as the other rules need."""
@@ -59,11 +60,12 @@ def golden(run: Any, tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_a_fault_of_all_ranks_is_one_suspect(run: Any, tmp_path: Path) -> None:
     """It is said once, on all ranks; the size on each of them may be another one. No line grows with the ranks."""
     golden = run(tmp_path / "golden", range(0), ranks=RANKS)
-    found = diagnose(run(tmp_path / "run", range(RANKS), ranks=RANKS), golden, output=tmp_path / "out")
+    found = diagnose(run(tmp_path / "run", range(RANKS), ranks=RANKS), golden)
     assert [suspect.record for suspect in found.suspects] == ["Functional.softplus.0.forward"]
     assert found.suspects[0].on_ranks == [f"0-{RANKS - 1}"]
     assert f"all {RANKS} ranks" in found.headline()
     assert max(map(len, found.text().splitlines())) < 250
+    write(found, tmp_path / "out")
     assert (tmp_path / "out" / "diagnosis.json").stat().st_size < 20_000
     assert [len(found.begins_in(0, rank)) for rank in (0, 57, RANKS - 1)] == [1, 1, 1], "each rank's table has its own"
 

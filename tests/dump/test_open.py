@@ -16,6 +16,7 @@ from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettin
 from msprobe_engine.find.findings import DIVERGENCE, Diagnosis, Suspect
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
+from msprobe_engine.report.diagnosis.page import write
 
 ODD = "<script>alert(1)</script>"
 
@@ -29,7 +30,7 @@ def run(tmp_path: Path) -> Path:
     lines = JsonLinesSink(JsonLinesSettings(), MonitorSettings(), output_dir=tmp_path, rank=0)
     lines.write(frame_of({ODD: [1.0]}, step=3, scalars={"loss": 2.5, ODD: 1.0}), [])
     lines.close()
-    Diagnosis(DIVERGENCE, [Suspect(ODD, "fc", 0, 3)]).write(tmp_path / "analysis" / "diagnose-1")
+    write(Diagnosis(DIVERGENCE, [Suspect(ODD, "fc", 0, 3)]), tmp_path / "analysis" / "diagnose-1")
     return tmp_path
 
 

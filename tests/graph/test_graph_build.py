@@ -10,6 +10,7 @@ import pytest
 from existing_graph import VERSIONS, cases, outcome, unpack
 
 from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.report.graph.existing.items import items
 from msprobe_engine.report.graph.existing.vis_json import stack_line
 from msprobe_engine.report.graph.nodes.build import backward_of, build, forward_of
 from msprobe_engine.report.graph.nodes.model import API, API_COLLECTION, MODULE, ROOT, Graph
@@ -185,4 +186,4 @@ def test_calls_that_were_not_recorded_are_nodes_without_rows(tmp_path: Path) -> 
     graph = _graph(tmp_path / "r", [], {"Torch.a.0.forward": "Module.m.M.forward.0", "Module.m.M.forward.0": None})
     assert _children(graph, "Module.m.M.forward.0") == ["Torch.a.0.forward"]
     assert graph.records == [-1, -1, -1]
-    assert graph.items(1) == ({}, {})
+    assert items(graph, 1) == ({}, {})

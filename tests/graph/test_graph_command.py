@@ -15,6 +15,7 @@ from driver_dumps import dump, pair, tensor
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.report.graph import run as module
+from msprobe_engine.report.graph.existing.items import items
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
 from msprobe_engine.report.graph.run import reserve, run
@@ -160,7 +161,7 @@ def test_what_waits_for_the_other_ranks_may_lie_on_the_disk(tmp_path: Path, kept
         assert isinstance(b, Comparison)
         assert a.target.names == b.target.names
         assert a.index_811 == b.index_811
-        assert a.items(1) == b.items(1)
+        assert items(a.target, 1, a.metrics(1)) == items(b.target, 1, b.metrics(1))
     assert list((tmp_path / "o").iterdir()) == []
 
 

@@ -22,6 +22,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure import distances
+from msprobe_engine.report.graph.existing.items import items as items_of
 from msprobe_engine.report.graph.global_suspect import node_of
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.make import merged
@@ -94,7 +95,7 @@ def test_nodes_and_edges_are_those_of_the_existing_tool(name: str, dumps: Callab
             theirs = pair.npu[label]
             assert graph.names[graph.parents[node]] == theirs["up_node"]
             assert {graph.names[child] for child in graph.children[node]} == set(theirs["sub_nodes"] or [])
-            ours, others = graph.items(node), (theirs["input_data"], theirs["output_data"])
+            ours, others = items_of(graph, node), (theirs["input_data"], theirs["output_data"])
             assert [set(one) for one in ours] == [set(one) for one in others]
 
 

@@ -19,8 +19,9 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.formats.monitor.convert.data2db import MONITOR_DB, Options, data2db
+from msprobe_engine.formats.monitor.convert.data2db import data2db
 from msprobe_engine.formats.monitor.convert.dump2db import micro_steps_of, place_of, renumbered
+from msprobe_engine.formats.monitor.convert.monitor2db import MONITOR_DB, Options
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 

@@ -17,7 +17,8 @@ from frames_of_lists import frame_of
 
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.formats.monitor.convert.csv2tb import csv2tensorboard_by_step
-from msprobe_engine.formats.monitor.convert.data2db import Options, data2db
+from msprobe_engine.formats.monitor.convert.data2db import data2db
+from msprobe_engine.formats.monitor.convert.monitor2db import Options
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 

@@ -22,7 +22,7 @@ from msprobe_engine.probe.sinks.sqlite import SqliteSink
 from msprobe_engine.probe.sinks.tensorboard import TensorBoardSink
 from msprobe_engine.probe.writer import Writer
 from msprobe_engine.report.trends.collect import collect
-from msprobe_engine.report.trends.sources.source import open_source
+from msprobe_engine.report.trends.sources.open_source import open_source
 
 STEPS = 1200
 MONITOR = MonitorSettings(ops=("norm", "max"))

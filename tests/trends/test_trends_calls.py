@@ -14,7 +14,8 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.formats.dump.dump_table import read_side
 from msprobe_engine.report.trends.collect import apart, collect
 from msprobe_engine.report.trends.sources.dumps import calls_of
-from msprobe_engine.report.trends.sources.source import Wanted, open_source
+from msprobe_engine.report.trends.sources.open_source import open_source
+from msprobe_engine.report.trends.sources.source import Wanted
 
 
 def record(norm: float, recomputed: bool) -> dict[str, object]:

@@ -29,8 +29,9 @@ from msprobe_engine.report.trends.findings import over_ranks
 from msprobe_engine.report.trends.page import block_targets, islands
 from msprobe_engine.report.trends.plan import plan
 from msprobe_engine.report.trends.sources import dumps
+from msprobe_engine.report.trends.sources.open_source import open_source
 from msprobe_engine.report.trends.sources.order import in_order
-from msprobe_engine.report.trends.sources.source import ABSMAX, SCALARS, Part, Progress, Target, Wanted, open_source
+from msprobe_engine.report.trends.sources.source import ABSMAX, SCALARS, Part, Progress, Target, Wanted
 
 OPS = ("norm", "min", "max", "mean", "nans")
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -22,8 +22,9 @@ from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.page import manifest
 from msprobe_engine.report.trends.pairing import outside, renamed, wrapped
+from msprobe_engine.report.trends.sources.open_source import open_source
 from msprobe_engine.report.trends.sources.order import Order
-from msprobe_engine.report.trends.sources.source import SCALARS, Target, open_source
+from msprobe_engine.report.trends.sources.source import SCALARS, Target
 
 
 def _run(root: Path, names: tuple[str, ...]) -> Path:

@@ -22,7 +22,8 @@ from msprobe_engine.report.trends.alerts import MAX_ALERTS
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.model import Trends
 from msprobe_engine.report.trends.page import manifest
-from msprobe_engine.report.trends.sources.source import SCALARS, Wanted, open_source
+from msprobe_engine.report.trends.sources.open_source import open_source
+from msprobe_engine.report.trends.sources.source import SCALARS, Wanted
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"
 

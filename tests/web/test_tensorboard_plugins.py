@@ -20,7 +20,8 @@ from existing_graph import cases, unpack
 from frames_of_lists import frame_of
 
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
-from msprobe_engine.formats.monitor.convert.data2db import Options, data2db
+from msprobe_engine.formats.monitor.convert.data2db import data2db
+from msprobe_engine.formats.monitor.convert.monitor2db import Options
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.graph.options import DB, NEW, OLD, VIS, GraphOptions
 from msprobe_engine.report.graph.run import run

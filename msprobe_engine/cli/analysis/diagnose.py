@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.find.coverage import renames, two_frameworks
     from msprobe_engine.find.findings import NONE, SAME_FILES
     from msprobe_engine.find.run import diagnose
+    from msprobe_engine.report.diagnosis.page import write
 
     refuse_page_name(args.output_path)
     same = warn_same_files(args.target, args.golden)
@@ -70,7 +71,7 @@ def run(args: argparse.Namespace) -> int:
     print(say_steps(found.text(), found.other_steps))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     with guard_writing(args.output_path, "name another directory with -o"):
-        args.answer_file, page = found.write(args.output_path)
+        args.answer_file, page = write(found, args.output_path)
         names = renames.write(found, Path(args.output_path) / renames.FILE)
         functions = two_frameworks.write(found, Path(args.output_path) / two_frameworks.FILE)
     print(f"Page: {page}")

@@ -56,7 +56,8 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.inputs import warn_same_files
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.process.jobs import cluster
-    from msprobe_engine.report.trends.sources.source import Wanted, open_source
+    from msprobe_engine.report.trends.sources.open_source import open_source
+    from msprobe_engine.report.trends.sources.source import Wanted
 
     if not 0 < args.size < 4096:
         raise UsageError(f"--size is {args.size:g}; allowed: more than 0, less than 4096 MB")

@@ -39,7 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Convert and say what was done."""
     from msprobe_engine.core.log import printable
-    from msprobe_engine.formats.monitor.convert.data2db import Options, data2db, read_mapping
+    from msprobe_engine.formats.monitor.convert.data2db import data2db
+    from msprobe_engine.formats.monitor.convert.monitor2db import Options, read_mapping
 
     mapping = read_mapping(args.mapping) if args.mapping else {}
     options = Options(mapping, args.micro_step == "true", args.process_num, args.force)

@@ -32,7 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """The exit code, see `EPILOG`; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.cli.analysis.trends import place, write
-    from msprobe_engine.report.trends.sources.source import Wanted, open_monitor
+    from msprobe_engine.report.trends.sources.open_source import open_monitor
+    from msprobe_engine.report.trends.sources.source import Wanted
 
     source = open_monitor(args.run_path, Wanted(since=args.since, until=args.until))
     return write([source], place(args.run_path, args.output, "report.html"), size=MEGABYTES)

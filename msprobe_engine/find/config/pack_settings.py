@@ -15,7 +15,7 @@ from msprobe_engine.config.settings.normalize import Several
 from msprobe_engine.config.settings.side import NOT_KNOWN, PackSettings, Setting
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
-from msprobe_engine.find.config import completeness
+from msprobe_engine.core.text.ranges import listed
 from msprobe_engine.find.config.difference import NO_RANK
 from msprobe_engine.find.config.tensors import Place, Tensors, flat_tags
 from msprobe_engine.formats.pack import entries
@@ -30,6 +30,16 @@ DYNAMIC_FILE = entries.DYNAMIC.rpartition("/")[2]
 _SESSION_KEY = secrets.token_bytes(32)
 """Of this process: digests of values in packs that hold all variables, see `of_entries`."""
 
+_META = ("format", "framework", "rank", "world_size", "created", "run")
+_OF_RANKS = ("ranks", "env", "withheld", "system")
+"""Parts that every rank writes."""
+WITH_COUNTS = 2
+"""The format from which on a pack says what was withheld, and how many variables there are."""
+MOST_MISSING = 8
+"""Entries of which one sentence names so many."""
+EMPTY = 4
+"""Bytes of an entry that holds nothing: ``{}``, ``[]``, ``null``."""
+
 
 class PackSide:
     """The entries of a pack by checker. What is damaged is left out and said in `problems`."""
@@ -40,7 +50,7 @@ class PackSide:
         self.meta = self.mapping(entries.META)
         self.static = self.mapping(entries.STATIC_SETTINGS)
         self.versions = {name: versions[0] for name, versions in self._packages().items()}
-        for sentence in completeness.missing_of(self):
+        for sentence in _missing_of(self):
             self._say(f"{one_line(str(pack.path))}: {sentence}")
 
     @property
@@ -244,3 +254,61 @@ def _each(value: Any) -> Any:
         return value
     values = value.get("values")
     return Several.of(values) if isinstance(values, list) and len(values) > 1 else values
+
+
+def _missing_of(side: PackSide) -> list[str]:
+    """Sentences about entries that a pack of this tool must have and has not, or that are empty; none of a pack of the existing tool."""
+    pack = side.pack
+    if not any(name.startswith("msprobe/") for name in pack.names):
+        return []
+    found: list[str] = []
+    if entries.META not in pack:
+        found.append(f"there is no entry {entries.META}, so what else is missing cannot be told")
+    elif lacking := [key for key in _META if key not in side.meta]:
+        found.append(f"{entries.META} has no {', '.join(lacking)}")
+    counted = format_of(side) >= WITH_COUNTS
+    ranks = set(pack.ranks)
+    for part in _OF_RANKS:
+        wanted = ranks if side.world_size is not None else {0} & ranks
+        if part == "withheld" and not counted:
+            continue
+        if part == "env" and side.world_size is None:  # of the command line: the entry of the existing tool
+            wanted = set()
+        if absent := sorted(wanted - pack.by_rank(part).keys()):
+            found.append(f"there is no entry of {part} of rank {listed(absent)}")
+    needed = [entries.ENV, entries.PIP] if 0 in ranks else []
+    needed += [entries.DYNAMIC] if 0 in pack.by_rank("hyperparameters") else []
+    needed += [entries.STATIC_SETTINGS] if entries.STATIC in pack else []
+    found += [f"there is no entry {name}" for name in needed if name not in pack]
+    if entries.PIP in pack and not side.packages():
+        found.append(f"{entries.PIP} names no package")
+    found += [f"the entry {name} is empty" for name in _never_empty(side) if pack.size(name) <= EMPTY]
+    found += [sentence for rank, name in pack.by_rank("withheld").items() if counted for sentence in _counts(side, rank, name)]
+    return found[:MOST_MISSING] + ([f"and {len(found) - MOST_MISSING} more things are missing"] if len(found) > MOST_MISSING else [])
+
+
+def format_of(side: PackSide) -> int:
+    number = side.meta.get("format")
+    return number if isinstance(number, int) else 1
+
+
+def _never_empty(side: PackSide) -> Iterator[str]:
+    for part in ("ranks", "system", "hyperparameters"):
+        yield from side.pack.by_rank(part).values()
+    yield from (name for name in (entries.META, entries.STATIC_SETTINGS) if name in side.pack)
+    for part in ("weights", "dataset"):
+        yield from side.pack.by_step(part).values()
+
+
+def _counts(side: PackSide, rank: int, name: str) -> Iterator[str]:
+    """The list of what was withheld says how long it is, and how many values stand beside it."""
+    entry = side.mapping(name)
+    if not all(isinstance(entry.get(key), kind) for key, kind in (("variables", dict), ("key_id", str), ("values", int), ("names", int))):
+        yield f"{name} does not say what was withheld"
+        return
+    if len(entry["variables"]) != entry["names"]:
+        yield f"{name} names {len(entry['variables'])} variables, and {entry['names']} were withheld"
+    where = side.pack.by_rank("env").get(rank, entries.ENV)
+    for place in dict.fromkeys((where, entries.ENV) if rank == 0 else (where,)):
+        if place in side.pack and len(side.mapping(place)) != entry["values"]:
+            yield f"{place} has the values of {len(side.mapping(place))} variables, and {entry['values']} were collected"

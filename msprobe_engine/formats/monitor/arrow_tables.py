@@ -11,7 +11,7 @@ import json
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -21,9 +21,6 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key
 from msprobe_engine.formats.monitor.run_layout import Launch, launch_of, of_other_runs, said
 from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, series_of, whole
-
-if TYPE_CHECKING:
-    from msprobe_engine.formats.monitor.reader import Run
 
 SCALAR, VALUE = "scalar", "value"
 RUN, ALERTS = b"msprobe.run", b"msprobe.alerts"
@@ -87,20 +84,6 @@ def table_of(
 def joined(tables: Sequence[Any]) -> Any:
     """One table of several, whose statistics may differ."""
     return arrow().concat_tables(tables, promote_options="default")
-
-
-def table_of_run(run: Run, ranks: Sequence[int], families: Sequence[str] | None) -> Any:
-    """Everything of a run, or of some ranks and families (``scalar`` among them)."""
-    tables = []
-    for rank in ranks:
-        if families is None or SCALAR in families:
-            for name, series in run.scalars(rank).items():
-                tables.append(table_of(rank, series.steps, SCALAR, [Key(0, name)] * len(series.steps), {VALUE: series.values}))
-        for family in run.families(rank):
-            if families is None or family in families:
-                table = run.table(rank, family)
-                tables.append(table_of(rank, table.steps, family, [table.keys[i] for i in table.ids.tolist()], table.values))
-    return joined(tables or [table_of(0, 0, SCALAR, [], {VALUE: []})])
 
 
 class ParquetSource:

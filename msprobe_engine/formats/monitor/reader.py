@@ -171,9 +171,18 @@ class Run:
         Raises:
             MissingExtraError: pyarrow is not installed.
         """
-        from msprobe_engine.formats.monitor.arrow_tables import table_of_run
+        from msprobe_engine.formats.monitor.arrow_tables import SCALAR, VALUE, joined, table_of
 
-        return table_of_run(self, self.ranks if ranks is None else ranks, families)
+        tables = []
+        for rank in self.ranks if ranks is None else ranks:
+            if families is None or SCALAR in families:
+                for name, series in self.scalars(rank).items():
+                    tables.append(table_of(rank, series.steps, SCALAR, [Key(0, name)] * len(series.steps), {VALUE: series.values}))
+            for family in self.families(rank):
+                if families is None or family in families:
+                    table = self.table(rank, family)
+                    tables.append(table_of(rank, table.steps, family, [table.keys[i] for i in table.ids.tolist()], table.values))
+        return joined(tables or [table_of(0, 0, SCALAR, [], {VALUE: []})])
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.format}, {len(self.ranks)} ranks>"

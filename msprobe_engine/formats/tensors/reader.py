@@ -15,13 +15,18 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol
 
+import numpy as np
+
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.damaged_files import guard_opening
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.json_text import parse_json
+from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.writing.packed_files import DTYPES, FORMAT, INDEX, MINDSPORE, TORCH, VERSION, family
+from msprobe_engine.formats.tensors.decoding import Array
+from msprobe_engine.formats.tensors.pt_file import read_pt
 from msprobe_engine.formats.tensors.safetensors_file import read_header
 
 PT, NPY, SAFETENSORS = "pt", "npy", "safetensors"
@@ -158,8 +163,6 @@ class TensorFiles:
             assert source.shape is not None
             return backend.from_bytes(_read(source), source.dtype, source.shape)
         if source.format == NPY:
-            from msprobe_engine.formats.tensors.saved_file import load_numpy
-
             return load_numpy(source.path)
         try:
             return backend.load(source.path)
@@ -300,3 +303,12 @@ def _indexed(index: Path, shards: dict[str, dict[str, TensorSource]]) -> dict[st
             raise DumpFormatError(f"{index}: '{name[:120]}' is an alias of a tensor that is not here; the index is damaged")
         found[name] = found[first]._replace(name=name)
     return found
+
+
+def load_numpy(path: Path) -> Array:
+    """The tensor in a file as numpy array; bfloat16 and float8 as float32, which holds all their values.
+
+    Raises:
+        DumpFormatError: the file is not there, damaged, or of a type numpy cannot hold.
+    """
+    return np.array(map_array(path)) if path.suffix == ".npy" else read_pt(path).values

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-from pathlib import Path
 from typing import Any, cast
 
 import numpy as np
 
 from msprobe_engine.core.backend import load_backend
 from msprobe_engine.core.errors import DumpFormatError, UsageError, needs_extra
-from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.formats.tensors.decoding import Array, decoder
-from msprobe_engine.formats.tensors.pt_file import read_pt
-from msprobe_engine.formats.tensors.reader import NPY, SAFETENSORS, Loader, TensorFiles
-
-
-def load_numpy(path: Path) -> Array:
-    """The tensor in a file as numpy array; bfloat16 and float8 as float32, which holds all their values.
-
-    Raises:
-        DumpFormatError: the file is not there, damaged, or of a type numpy cannot hold.
-    """
-    return np.array(map_array(path)) if path.suffix == ".npy" else read_pt(path).values
+from msprobe_engine.formats.tensors.reader import NPY, SAFETENSORS, Loader, TensorFiles, load_numpy
 
 
 def numpy_of(files: TensorFiles, name: str) -> Array:

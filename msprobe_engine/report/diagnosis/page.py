@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.io.output_files import write_file
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.text.ranges import few_ranges, ranges_of
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.findings import NONE, Diagnosis, Suspect
+from msprobe_engine.find.findings import NONE, Diagnosis, Suspect, finite_json
 from msprobe_engine.report.web.markup import Html, bullets, code, facts, paragraph, section, table, text, tiles
 from msprobe_engine.report.web.page import document
 from msprobe_engine.report.web.words import section_of, words
 
 _MOST_NAMES = 200
+
+
+def write(found: Diagnosis, directory: Path | str) -> tuple[Path, Path]:
+    """Write ``diagnosis.json`` and ``diagnosis.html`` (mode 0640).
+
+    Raises:
+        OSError: they cannot be written.
+    """
+    make_directories(os.fspath(directory))
+    data, html = Path(directory) / "diagnosis.json", Path(directory) / "diagnosis.html"
+    write_file(data, [finite_json(found.as_json())])
+    write_file(html, [page(found).encode()])
+    return data, html
 
 
 def page(found: Diagnosis) -> str:

@@ -21,8 +21,8 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.measure import distances
+from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
-from msprobe_engine.report.graph.source import Job
 
 Key = tuple[int, int]
 """Step and rank of the target."""

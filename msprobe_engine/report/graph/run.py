@@ -27,16 +27,17 @@ from msprobe_engine.core.process.jobs import run_jobs
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.report.graph import global_suspect, same_graphs
 from msprobe_engine.report.graph.global_suspect import Key
-from msprobe_engine.report.graph.merge import copies
+from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.nodes.links import Linked
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
-from msprobe_engine.report.graph.source import Job, jobs_of
+from msprobe_engine.report.graph.source import jobs_of
 from msprobe_engine.report.graph.summary import Result
-from msprobe_engine.report.graph.work import Part, lost, make
+from msprobe_engine.report.graph.work import Part, lost, make, unlike
 from msprobe_engine.report.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
 from msprobe_engine.report.table import same_ranks
-from msprobe_engine.report.table_files import output_directory, unwritable
+from msprobe_engine.report.table_files import output_directory
+from msprobe_engine.report.table_files.tablefile import unwritable
 
 _BYTES_PER_BYTE = 12
 """Memory of graphs, per byte of their dump files."""
@@ -110,7 +111,7 @@ def _say(result: Result, made: Mapping[Key, Part]) -> None:
     for part in made.values():
         result.problems += [problem for problem in part.problems if problem not in result.problems]
         result.notes += [note for note in part.notes if note not in result.notes]
-    result.notes += copies.unlike(made.values())
+    result.notes += unlike(made.values())
 
 
 def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> dict[Key, Part]:

@@ -11,9 +11,9 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.replicas import StepTables
 from msprobe_engine.formats.dump.world import parallel_of
 from msprobe_engine.report.graph.global_suspect import Key, Suspects
+from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.nodes.links import Call, Linked, calls_as, link
 from msprobe_engine.report.graph.options import HTML, GraphOptions
-from msprobe_engine.report.graph.source import Job
 from msprobe_engine.report.graph.work import Part
 from msprobe_engine.report.table import same_ranks
 

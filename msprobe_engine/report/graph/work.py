@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -11,10 +12,10 @@ from msprobe_engine.core.errors import DumpFormatError, ProbeError
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.measure.missing_statistics import say_unsearched
+from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
-from msprobe_engine.report.graph.source import Job
 
 if TYPE_CHECKING:
     from msprobe_engine.report.graph.nodes.links import Call
@@ -71,8 +72,7 @@ def lost(job: Job, error: BaseException) -> Part:
 def _make(part: Part, options: GraphOptions) -> None:
     job = part.job
     if job.members:
-        from msprobe_engine.report.graph.merge.copies import weights
-        from msprobe_engine.report.graph.merge.make import merged
+        from msprobe_engine.report.graph.merge.make import merged, weights
 
         made = merged(job, options, part.problems, part.notes)
         part.weights = weights(made)
@@ -142,3 +142,22 @@ def _bad(value: object) -> bool:
     if isinstance(value, float):
         return value != value or value in (float("inf"), -float("inf"))
     return isinstance(value, str) and value.lower().lstrip("+-") in ("nan", "inf", "infinity")
+
+
+def unlike(parts: Iterable[Part]) -> list[str]:
+    """Sentences about copies whose weights differ, one per step."""
+    firsts: dict[int, Part] = {}
+    found: dict[int, list[str]] = {}
+    for part in parts:
+        if not part.weights:
+            continue
+        first = firsts.setdefault(part.job.step, part)
+        names = [name for name, numbers in part.weights.items() if first.weights.get(name, numbers) != numbers]
+        if names:
+            found.setdefault(part.job.step, []).append(
+                f"that of rank {part.job.rank} in {len(names):,} parameters (the first is {names[0]})"
+            )
+    return [
+        f"step {step}: copies of the model differ from that of rank {firsts[step].job.rank}: {'; '.join(texts)}."
+        for step, texts in sorted(found.items())
+    ]

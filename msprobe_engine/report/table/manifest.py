@@ -20,7 +20,7 @@ from msprobe_engine.formats.dump.reader import parse_json, read_bytes
 from msprobe_engine.formats.dump.ring_file import holder_of
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import Result
-from msprobe_engine.report.table_files import unwritable
+from msprobe_engine.report.table_files.tablefile import unwritable
 
 _STAMP = "%Y%m%d%H%M%S"
 _MOST_AT_ONCE = 1000

@@ -4,17 +4,15 @@ no cell is ever run as a formula or shown as markup."""
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Protocol
 
-from msprobe_engine.core.errors import SinkError, UsageError
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.output_files import guard_writing
-from msprobe_engine.core.io.regular_files import explain, make_directories
+from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.measure.options import FORMATS
-
-Block = Mapping[str, Any]
-"""Rows of a table, see `msprobe_engine.measure.columns.Block`: a cell is a text, a number, a truth value or None (empty)."""
+from msprobe_engine.report.table_files.tablefile import Block, unwritable
 
 
 class Table(Protocol):
@@ -121,8 +119,3 @@ def output_directory(path: str | Path) -> Path:
     except ValueError as error:
         raise UsageError(f"output {str(directory)!r}: {error}; name another directory") from None
     return directory
-
-
-def unwritable(path: Path, error: OSError) -> SinkError:
-    """The error of a file that cannot be written."""
-    return SinkError(f"cannot write {path}: {explain(error, 'name another output directory', path=path)}")

@@ -15,8 +15,7 @@ import numpy as np
 from msprobe_engine.core.io.safe_cells import safe_cell, utf8
 from msprobe_engine.formats.number_text import compiled
 from msprobe_engine.measure.columns import COLOUR
-from msprobe_engine.report.table_files import Block
-from msprobe_engine.report.table_files.tablefile import TableFile
+from msprobe_engine.report.table_files.tablefile import Block, TableFile
 
 Words = tuple[str, str, str]
 """Cells of floats that are no finite numbers: NaN, infinity, minus infinity."""

@@ -17,8 +17,7 @@ import numpy as np
 from msprobe_engine.core.io.safe_cells import utf8
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.measure.columns import COLOUR, GOLDEN_NAME, MESSAGE, TARGET_NAME, UNMATCHED
-from msprobe_engine.report.table_files import Block
-from msprobe_engine.report.table_files.tablefile import TableFile
+from msprobe_engine.report.table_files.tablefile import Block, TableFile
 from msprobe_engine.report.web.markup import Html, paragraph, text, tiles
 from msprobe_engine.report.web.page import Verdict, page
 from msprobe_engine.report.web.sentences import both

@@ -13,8 +13,7 @@ import numpy as np
 from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.core.io.safe_cells import utf8
 from msprobe_engine.measure.columns import COLOUR
-from msprobe_engine.report.table_files import Block, unwritable
-from msprobe_engine.report.table_files.tablefile import TableFile
+from msprobe_engine.report.table_files.tablefile import Block, TableFile, unwritable
 
 _TEXT = ("Name", "Dtype", "Shape", "MD5", "Requires_grad", "Result", "Accuracy", "Err_message", "Stack_Info", "Data_name", "Consistent")
 """Parts of the names of columns that hold no numbers."""

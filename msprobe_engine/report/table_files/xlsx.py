@@ -13,7 +13,7 @@ import numpy as np
 
 from msprobe_engine.core.io.output_files import guard_writing
 from msprobe_engine.measure.columns import COLOUR
-from msprobe_engine.report.table_files import Block, unwritable
+from msprobe_engine.report.table_files.tablefile import Block, unwritable
 from msprobe_engine.report.table_files.xlsx_book import MOST_ROWS, Book, write_cell
 
 _COLOURS = {"red": "#FF0000", "yellow": "#FFFF00"}

@@ -11,7 +11,7 @@ from types import TracebackType
 from typing import Any
 
 from msprobe_engine.core.io.output_files import WholeFile
-from msprobe_engine.report.table_files import unwritable
+from msprobe_engine.report.table_files.tablefile import unwritable
 
 MOST_ROWS = 1_048_576
 """Of a sheet, with its head (limits of Excel)."""

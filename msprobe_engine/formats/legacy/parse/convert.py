@@ -40,8 +40,7 @@ from msprobe_engine.formats.dump.reader import read_bytes
 from msprobe_engine.formats.legacy.parse import ascend
 from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.pt_file import read_pt
-from msprobe_engine.formats.tensors.reader import TensorFiles
-from msprobe_engine.formats.tensors.saved_file import load_numpy
+from msprobe_engine.formats.tensors.reader import TensorFiles, load_numpy
 
 DTYPES = {
     0: "float32", 1: "float16", 2: "int8", 3: "int32", 4: "uint8", 6: "int16", 7: "uint16", 8: "uint32",

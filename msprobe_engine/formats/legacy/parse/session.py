@@ -26,7 +26,7 @@ from msprobe_engine.core.log import printable
 from msprobe_engine.formats.legacy.parse import ascend, elements
 from msprobe_engine.formats.legacy.parse.elements import summary
 from msprobe_engine.formats.tensors.decoding import Array
-from msprobe_engine.formats.tensors.saved_file import load_numpy
+from msprobe_engine.formats.tensors.reader import load_numpy
 
 ROOT = Path("parse_data")
 CONVERTED, COMPARED = ROOT / "dump_convert", ROOT / "compare_result"

@@ -16,7 +16,7 @@ from msprobe_engine.core.names import is_number
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.formats.monitor.convert.data2db import DUMP_DB, Imported, Options, open_database
+from msprobe_engine.formats.monitor.convert.monitor2db import DUMP_DB, Imported, Options, open_database
 from msprobe_engine.formats.monitor.series import Key
 from msprobe_engine.formats.monitor.trend_db import TrendDatabase
 from msprobe_engine.formats.monitor.trend_tags import record_tags

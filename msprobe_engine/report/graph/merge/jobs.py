@@ -11,9 +11,9 @@ from typing import Any
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.dump.stream import open_records
+from msprobe_engine.report.graph.job import Job, Jobs
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.options import GraphOptions, Layout
-from msprobe_engine.report.graph.source import Job, Jobs
 
 Members = tuple[tuple[int, Path], ...]
 

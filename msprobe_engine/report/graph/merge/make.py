@@ -20,16 +20,16 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.layouts import diverge_layouts
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import PARAMETERS, DumpTable, read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.compare_graphs import compare
+from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.jobs import Members
 from msprobe_engine.report.graph.merge.whole import MergedRanks, in_order, whole
 from msprobe_engine.report.graph.nodes.build import COLLECTION, build
 from msprobe_engine.report.graph.nodes.model import API_COLLECTION, ROOT, Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions, Layout
-from msprobe_engine.report.graph.source import Job
 from msprobe_engine.report.table.layout_tables import of_groups
 
 
@@ -318,3 +318,16 @@ class _Form:
     def rank_of(self, source: DumpTable, record: int) -> int:
         origin = origin_of(source, record)
         return origin[0] if origin else next((rank for rank, side in self.sides.items() if side is source), self.first)
+
+
+def weights(made: Graph | Comparison) -> dict[str, bytes]:
+    """Name of a parameter -> its statistics where it is first shown, of the target; nothing of ranks of which it is not known whether they
+    hold the same."""
+    graph = made.target if isinstance(made, Comparison) else made
+    side = graph.side
+    found: dict[str, bytes] = {}
+    if side is not None and device_mesh.mesh_of_header(side.header) is not None:
+        for row, role in enumerate(side.role):
+            if role == PARAMETERS:
+                found.setdefault(side.name[row], side.numbers[4 * row : 4 * row + 4].tobytes())
+    return found

@@ -129,12 +129,6 @@ class Graph:
         """Rows that the existing tool shows as ``output_data``."""
         return [] if self.side is None else [row for row in self.rows(node) if self.side.role[row] == OUTPUT]
 
-    def items(self, node: int) -> tuple[Items, Items]:
-        """``input_data`` and ``output_data`` of a node as the existing tool writes them, without metrics."""
-        from msprobe_engine.report.graph.existing.items import items
-
-        return items(self, node)
-
     def ancestors(self, node: int, most: int) -> list[int]:
         """The root, ..., the parent of the node; empty for the root. Of more than `most` the nearest."""
         found: list[int] = []
@@ -217,9 +211,3 @@ class Comparison:
     @property
     def rank(self) -> int:
         return self.target.rank
-
-    def items(self, node: int) -> tuple[Items, Items]:
-        """``input_data`` and ``output_data`` of a target node with the metrics of each row."""
-        from msprobe_engine.report.graph.existing.items import items
-
-        return items(self.target, node, self.metrics(node))
