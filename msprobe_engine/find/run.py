@@ -19,9 +19,8 @@ from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import again_both, with_launch_lines
 from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
-from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.load import read_step
-from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
+from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side, files_without
 from msprobe_engine.find.step_loop import AlreadyBegun, BothSides, Movements, StepLoop
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
@@ -76,12 +75,13 @@ def diagnose(
         found = run_directory.look_at_all(here, there, look)
     else:
         found = look(detect.common(here, there), here, there)
+    packs = here.config, None if there is None else there.config
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
-        lines, problems, differences = config_and_checkpoint.started_otherwise(here.config, None if there is None else there.config)
+        lines, problems, differences = config_and_checkpoint.started_otherwise(*packs)
         found.evidence += lines
         found.problems += problems
         config_and_checkpoint.blame_settings(found, differences)
-        found.problems += config_and_checkpoint.gradients_averaged_otherwise(found, here.config, None if there is None else there.config)
+        found.problems += config_and_checkpoint.gradients_averaged_otherwise(found, *packs)
         if golden is None and lines and here.config is not None and found.finding == findings.NONE:
             config_and_checkpoint.blame_ranks(found, here.config)
     if golden is None and found.finding == findings.DESYNC and here.config is not None:
@@ -89,7 +89,7 @@ def diagnose(
     if there is not None and not (here.has_monitor and there.has_monitor):
         _say_steps(found, [side for side in (here, there) if side.has_monitor])
     config_and_checkpoint.blame_settings_alone(found, differences)
-    found.next = with_launch_lines(found.next, here.config, None if there is None else there.config)
+    found.next = with_launch_lines(found.next, *packs)
     return found
 
 
@@ -165,8 +165,7 @@ def _pair(
         theirs = read_step(second, step if step in second.steps else second.steps[0], problems, reader)
         if mappings:
             mappings.apply_all(ours, theirs)
-        if reader is not None:
-            finite.update(reader.finite)
+        finite.update(files_without(ours) | files_without(theirs))
         return ours, theirs
 
     def moved(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
@@ -178,7 +177,7 @@ def _pair(
     if steps[0] not in second.steps:
         found.other_steps = steps[0], second.steps[0]
         found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
-    more = bool(set(first.steps) - set(steps)) or (target.path / layout.RERUN).is_dir() or bool(incident_samples.load(target.samples))
+    more = bool(set(first.steps) - set(steps)) or (target.path / layout.RERUN).is_dir() or bool(target.samples)
     found.unseen = found.unseen or more
     return found
 

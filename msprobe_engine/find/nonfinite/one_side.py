@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.detect import Run
 from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.nonfinite.flags import NONFINITE, row_flags
 from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.replicas import NOT_FINITE, StepTables
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.replicas import StepTables, of_each
 from msprobe_engine.formats.dump.ring_file import open_step_file
 
 SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")
 SAME_IN_COMMON = Sentence("The numbers that both runs have are the same.")
 _NONFINITE = (findings.NONFINITE, findings.OVERFLOW)
+_NOT_FINITE = (b"NaN", b"Infinity")
+"""What JSON of Python writes of a number that is not finite."""
 _PIECE = 1 << 20
 
 
@@ -54,12 +58,18 @@ def add_later_nonfinite(found: Diagnosis, target: Run, golden: Run, tables: Step
             found.nonfinite = {bad[0]: first}
 
 
+def files_without(sides: Mapping[int, DumpTable]) -> set[Path]:
+    """Files of ranks that were read, in which no tensor holds NaN or an infinity."""
+    held = of_each(sides, lambda side: bool((row_flags(side) & NONFINITE).any()))
+    return {side.path for rank, side in sides.items() if not held[rank]}
+
+
 def _may_have(run: Run, finite: Collection[Path]) -> bool:
     if (dump := run.dump) is None:
         return False
     places = (place for step in dump.steps for _, place in numbered(dump, step))
     files = (place / name for place in places for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG))
-    return any(_holds(file, NOT_FINITE) for file in files if file not in finite)
+    return any(_holds(file, _NOT_FINITE) for file in files if file not in finite)
 
 
 def _holds(file: Path, words: Sequence[bytes]) -> bool:

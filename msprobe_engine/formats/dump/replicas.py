@@ -35,8 +35,6 @@ _PLACES = re.compile(rb'"(?:group_ranks": (\[[\d,\s]*\])|group_id": ("[^"\\]*")|
 _FIRST = 1 << 62
 _LIST, _TEXT = f"[-{str(_FIRST)[:12]}", "#msprobe rank "
 _MARKED = tuple(word.encode() for word in (_LIST[1:], _TEXT))
-NOT_FINITE = (b"NaN", b"Infinity")
-"""What JSON of Python writes of a number that is not finite."""
 _PLAN = "collectives", "extra", "tags"
 _TABLE, _VIEW = 4, 1 << 13
 """Memory of a table, per byte of its file, and of a view."""
@@ -50,13 +48,12 @@ T = TypeVar("T")
 
 class Seen(NamedTuple):
     """What tells a rank from others of its template. digest: of all but the ranks that it names; named: these, in the order of the file;
-    whole: what lies beside the file is all there; finite: no number of the header is NaN or an infinity; size: bytes of the records."""
+    whole: what lies beside the file is all there; size: bytes of the records."""
 
     digest: bytes
     named: list[bytes]
     header: dict[str, Any]
     whole: bool
-    finite: bool
     size: int
 
 
@@ -94,8 +91,7 @@ def read_text(path: Path) -> Text | None:
     for piece in _marked(body, places):
         key.update(piece)
     whole = all(text.rstrip().endswith(b"}") for text in beside)
-    finite = not any(word in head for word in NOT_FINITE)
-    seen = Seen(key.digest(), [body[start:stop] for start, stop in places], header, whole, finite, len(body))
+    seen = Seen(key.digest(), [body[start:stop] for start, stop in places], header, whole, len(body))
     return Text(seen, head, body, beside[_CONSTRUCT], places)
 
 
@@ -104,7 +100,6 @@ class Template:
     """The table of ranks that are the same but for the ranks that they name, with a mark in each place that names some."""
 
     table: DumpTable
-    finite: bool
     nodes: dict[str, Plan] = field(default_factory=dict)
     texts: dict[str, dict[int, int]] = field(default_factory=dict)
 
@@ -118,13 +113,11 @@ class ReplicaReader:
         scheduler: address of a Dask scheduler whose workers read the files that `expect` names; "": they are read here.
 
     Attributes:
-        finite: files in which no number is NaN or an infinity, as far as that was seen.
         shared: columns of the tables that were read.
         held: bytes of memory of the templates and of the views that are kept, as an estimate.
     """
 
     def __init__(self, shared: SharedColumns, keep: bool = False, scheduler: str = "") -> None:
-        self.finite: set[Path] = set()
         self.held = 0
         self.shared = shared
         self._templates: dict[bytes, Template | None] = {}  # None: cannot stand for others
@@ -200,8 +193,6 @@ class ReplicaReader:
         template = self._templates[seen.digest]
         if template is None:
             return None
-        if template.finite and seen.finite:
-            self.finite.add(path)
         found = [self._word(text) for text in seen.named]
         return self._made(template, path, seen.header, seen.whole, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
 
@@ -249,7 +240,7 @@ def make_template(path: Path, text: Text) -> Template | None:
             table.construct = parse_object(text.construct, path)
     if damaged or len(records.header) > keys or table.problems or table.mode == TENSOR:
         return None
-    made = Template(table, not any(word in text.body for word in NOT_FINITE))
+    made = Template(table)
     for name in _PLAN:
         made.nodes[name] = _plan(getattr(table, name)) or {}
     for name in _SHOWN:

@@ -256,6 +256,8 @@ def _sides(
     problems: list[str],
 ) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
     """The ranks of a step: those that the tasks handed back, else read again, where nothing is changed in them equal ones once."""
+    from msprobe_engine.find.nonfinite.one_side import files_without
+
     replicas = None if mappings else tables.of(step)
     read = read_side if replicas is None else replicas.read
     target: dict[int, DumpTable] = {}
@@ -273,7 +275,7 @@ def _sides(
                 target[rank], golden[rank] = both
         except DumpFormatError as error:
             problems.append(str(error))
-    finite.update(() if replicas is None else replicas.finite)
+    finite.update(files_without(target) | files_without(golden))
     return target, golden
 
 
