@@ -180,11 +180,10 @@ class IncomingNoise(NoiseNotes):
         mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
         if mine is not None and mine not in walker.extra:
             return self._coarse.get(self._row_of(mine, row), 0.0) if self._coarse else 0.0
-        told = [
-            bridges.coarsest(tree, at, alone) / 2
-            for tree, at, alone, op in ((walker.target, row, walker.extra, mine), (walker.golden, other, walker.missing, theirs))
-            if op is not None
-        ]
+        told = [] if mine is None else [bridges.coarsest(walker.target, row, walker.extra) / 2]
+        if theirs is not None:
+            through_twin = self._coarse.get(self._twin_given_out(row, other), 0.0)
+            told.append(max(bridges.coarsest(walker.golden, other, walker.missing) / 2, through_twin))
         return min(told, default=0.0)
 
     def _row_of(self, op: int, row: int) -> int:
@@ -269,19 +268,25 @@ class IncomingNoise(NoiseNotes):
     def _handed_on(self, pair: int, unit: float) -> tuple[Noise, Noise] | None:
         """Of what the golden side takes in as one of its records gave it out: the noise of that result, however the target comes to what it
         takes in. None: no record of both sides gave it out."""
+        given = self._twin_given_out(*self._walker.rows[pair])
+        if given < 0:
+            return None
+        note = self._notes.get(given, NONE)
+        return grown(note, unit, 1.0), grown(self._clean.get(given, note), unit, 1.0)
+
+    def _twin_given_out(self, row: int, other: int) -> int:
+        """What a record of both sides, before that of `row`, gave out, if on the golden side it has the numbers of `other`; else -1."""
         walker, golden = self._walker, self._walker.golden
-        row, other = walker.rows[pair]
         lost = golden.producers.get(other)
         op = -1 if lost is None else walker.back.get(lost, -1)
         if not 0 <= op < walker.side.op[row]:
-            return None
+            return -1
         numbers = golden.side.stats[other].tobytes()
         for at in walker.span_of(op):
             given, theirs = walker.rows[at]
             if self._role[given] == OUTPUT and walker.measured.known[at] and golden.side.stats[theirs].tobytes() == numbers:
-                note = self._notes.get(given, NONE)
-                return grown(note, unit, 1.0), grown(self._clean.get(given, note), unit, 1.0)
-        return None
+                return given
+        return -1
 
     def _behind(self, at: int, inputs: list[Operand], clean: list[Operand]) -> tuple[list[Operand], list[Operand]]:
         """What autograd has kept of the way forward; gradients that a module's calls took in are added to what goes in."""
