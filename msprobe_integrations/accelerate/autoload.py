@@ -69,10 +69,12 @@ def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
 def _observer() -> LoopObserver | None:
     """Whoever follows now; None also when that cannot be told, which is said."""
     from msprobe_integrations.torch.training import owner
+    from msprobe_integrations.torch.training.loop import LoopObserver
     from msprobe_integrations.torch.training.trainer_loop import failed
 
     try:
-        return owner.current()
+        observer = owner.current()
+        return observer if isinstance(observer, LoopObserver) else None
     except Exception as error:
         raise_of_training(error)
         failed(None, "Accelerate", error)

@@ -57,9 +57,10 @@ def _initialize(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
     result = original(*args, **kwargs)
     if asked:
         try:
-            from msprobe_integrations.deepspeed import patches
+            from msprobe_integrations.deepspeed import key
 
-            patches.choose(result)
+            if isinstance(result, tuple) and result:
+                key.choose(result[0])
         except Exception as error:
             raise_of_training(error)
             _failed(error)

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_integrations.deepspeed import patches
+from msprobe_integrations.deepspeed import key, patches
 from msprobe_integrations.deepspeed.engine import EngineObserver
 from msprobe_integrations.torch.training import owner
 
@@ -38,7 +38,7 @@ class DeepSpeedCallback:
         with self.observer.safely("setting up"):
             owner.own("user", self.observer)
             patches.observe(lambda: None)
-            patches.choose((engine,))
+            key.choose(engine)
         self.observer.setup([engine], getattr(engine, "optimizer", None))
 
     def close(self) -> None:

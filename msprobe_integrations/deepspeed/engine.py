@@ -32,7 +32,7 @@ import torch
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
-from msprobe_integrations.deepspeed import patches, reliance
+from msprobe_integrations.deepspeed import key, reliance
 from msprobe_integrations.deepspeed.monitor import Events, MonitorSink
 from msprobe_integrations.deepspeed.source import parts_of
 from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -91,7 +91,7 @@ class EngineObserver(LoopObserver):
 
     def follows(self, engine: Any) -> bool:
         """Is this the engine to follow? Of the others nothing is seen; said once for each that trains."""
-        wanted = patches.chosen()
+        wanted = key.chosen()
         if wanted is None:
             wanted = engine if self.engine is None else self.engine
         if engine is wanted:

@@ -13,6 +13,7 @@ import base64
 import inspect
 import json
 import os
+import weakref
 from collections.abc import Callable, Mapping
 from typing import Any
 
@@ -24,6 +25,18 @@ from msprobe_integrations.autoload import request
 
 KEY = "msprobe"
 NAMES = ("config", "set", "output_dir", "monitor")
+_chosen: weakref.ref[Any] | None = None
+
+
+def choose(engine: Any) -> None:
+    """This engine has the key in its own configuration, so it is the one to follow; None: no engine is chosen any more."""
+    global _chosen
+    _chosen = None if engine is None else weakref.ref(engine)
+
+
+def chosen() -> Any:
+    """The engine that the user has chosen, None: the first that trains."""
+    return None if _chosen is None else _chosen()
 
 
 def take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:

@@ -6,13 +6,13 @@ A wrapped method looks up the current observer when it is called: without one it
 from __future__ import annotations
 
 import functools
-import weakref
 from collections.abc import Callable
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.autoload.imports import after_import, forget
+from msprobe_integrations.deepspeed import key
 from msprobe_integrations.patching import Patches
 
 if TYPE_CHECKING:
@@ -37,7 +37,6 @@ _METHODS: dict[str, tuple[str, dict[str, str]]] = {
 """Module, class, and per method the kind of event that `EngineObserver.call` knows."""
 _find: Callable[[], EngineObserver | None] | None = None
 _patches = Patches()
-_chosen: weakref.ref[Any] | None = None
 
 
 def observe(find: Callable[[], EngineObserver | None]) -> None:
@@ -50,24 +49,12 @@ def observe(find: Callable[[], EngineObserver | None]) -> None:
 
 def restore() -> None:
     """Put every method back that was replaced, by identity; nothing is observed any more."""
-    global _find, _chosen
-    _find = _chosen = None
+    global _find
+    _find = None
+    key.choose(None)
     for name, hook in _HOOKS.items():
         forget(name, hook)
     _patches.undo()
-
-
-def choose(result: Any) -> None:
-    """The engine that `deepspeed.initialize` returned has the key in its own configuration: it is the one to follow."""
-    global _chosen
-    engine = result[0] if isinstance(result, tuple) and result else None
-    if engine is not None:
-        _chosen = weakref.ref(engine)
-
-
-def chosen() -> Any:
-    """The engine that the user has chosen, None: the first that trains."""
-    return None if _chosen is None else _chosen()
 
 
 def _current(kind: str, engine: Any) -> EngineObserver | None:

@@ -16,7 +16,6 @@ from msprobe_engine.core.guard import is_of_training, raise_of_training
 from msprobe_engine.core.records import TensorDescription, TensorRef
 from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.core.statistics.rows import DIGEST, FLAGS, HAS_DIGEST, Rows
-from msprobe_engine.formats.tensors.reader import load_numpy
 from msprobe_integrations.common.capture.descriptions import intern
 from msprobe_integrations.common.statistics.row_memory import ROW_BYTES
 from msprobe_integrations.common.statistics.row_options import CHECKSUMS
@@ -159,7 +158,7 @@ class MindSporeBackend(PairRows, StepBackend, Job):
         Raises:
             DumpFormatError: the file is not there or damaged.
         """
-        return mindspore.Tensor(load_numpy(Path(path)))
+        return npy.load(path)
 
     def from_bytes(self, data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:
         """A tensor from its bytes in C order.

@@ -2,9 +2,18 @@
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
+from typing import Any
+
 
 def arm() -> None:
     """Transformers is about to be imported and a probe was asked for."""
     from msprobe_integrations.transformers import patches
 
-    patches.follow("environment")
+    patches.follow("environment", _following)
+
+
+def _following(trainer: Any) -> AbstractContextManager[None]:
+    from msprobe_integrations.transformers.callback import following
+
+    return following(trainer)

@@ -32,7 +32,7 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
         super().__init__(config)
         self._trainer: Any = None
         if config is not None:
-            patches.follow(self)
+            patches.follow(self, following)
 
     def close(self) -> None:
         super().close()
@@ -110,3 +110,20 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
 
     def _save(self) -> None:
         self._trainer._save_checkpoint(self._trainer.model, trial=None)
+
+
+@contextmanager
+def following(trainer: Any) -> Iterator[None]:
+    """Around ``trainer.train``: with the Trainer's own `MsprobeCallback`, or one that is there as long as this training."""
+    handler = trainer.callback_handler
+    callback = next((each for each in handler.callbacks if isinstance(each, MsprobeCallback)), None)
+    added = callback is None
+    if callback is None:
+        callback = MsprobeCallback()
+        handler.add_callback(callback)
+    try:
+        with callback.training(trainer):
+            yield
+    finally:
+        if added and callback in handler.callbacks:
+            handler.remove_callback(callback)

@@ -2,22 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
+from functools import partial
 from types import ModuleType
 from typing import Any
 
 from msprobe_integrations.autoload.imports import after_import
 
+Following = Callable[[Any], AbstractContextManager[None]]
+"""Of a Trainer: what is around its ``train``."""
 _undo: list[Callable[[], None]] = []
 _wanted: list[Any] = []
 
 
-def follow(who: Any) -> None:
-    """Look through `Trainer.train` from now on, or from the import of its module on, until `who` no longer wants it. Trainers that nobody
-    follows only call through."""
+def follow(who: Any, following: Following) -> None:
+    """Put `following` around `Trainer.train` from now on, or from the import of its module on, until `who` no longer wants it. Trainers
+    that nobody follows only call through."""
     _wanted.append(who)
-    after_import("transformers.trainer", _patch)
+    after_import("transformers.trainer", partial(_patch, following))
 
 
 def unfollow(who: Any) -> None:
@@ -28,34 +31,15 @@ def unfollow(who: Any) -> None:
         _undo.pop()()
 
 
-def _patch(module: ModuleType) -> None:
+def _patch(following: Following, module: ModuleType) -> None:
     from msprobe_integrations.patching import replace
 
     if not _undo and _wanted:
-        _undo.append(replace(module.Trainer, "train", _train))
+        _undo.append(replace(module.Trainer, "train", partial(_train, following)))
 
 
-def _train(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+def _train(following: Following, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from msprobe_integrations.torch.training.trainer_loop import shielded
 
-    with shielded("a Trainer", lambda: _following(args[0])):
+    with shielded("a Trainer", lambda: following(args[0])):
         return original(*args, **kwargs)
-
-
-@contextmanager
-def _following(trainer: Any) -> Iterator[None]:
-    """With the Trainer's own `MsprobeCallback`, or one that is there as long as this training."""
-    from msprobe_integrations.transformers.callback import MsprobeCallback
-
-    handler = trainer.callback_handler
-    callback = next((each for each in handler.callbacks if isinstance(each, MsprobeCallback)), None)
-    added = callback is None
-    if callback is None:
-        callback = MsprobeCallback()
-        handler.add_callback(callback)
-    try:
-        with callback.training(trainer):
-            yield
-    finally:
-        if added and callback in handler.callbacks:
-            handler.remove_callback(callback)

@@ -18,6 +18,7 @@ from forkpool import run_ranks
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from msprobe_integrations.torch.collectives.calls import _arguments
+from msprobe_integrations.torch.collectives.kernels import kernels
 from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 
 pytestmark = pytest.mark.framework
@@ -141,10 +142,10 @@ def test_a_fault_while_an_output_is_recorded() -> None:
             raise ValueError("planted")
 
     observer = CollectiveObserver(reduce, lambda _: None, fail=errors.append)
-    observer.install()
+    kernels.add(observer)
     dist.all_reduce(full(1))
     dist.all_reduce(full(1))
-    observer.remove()
+    kernels.discard(observer)
     assert [str(error) for error in errors] == ["planted"]
     assert not observer.on()
 

@@ -12,6 +12,7 @@ from forkpool import run_ranks
 from megatron_harness import train_gpt
 
 from msprobe_engine.core.records import Entry, Opaque, TensorDescription, TensorRef
+from msprobe_integrations.torch.collectives.kernels import kernels
 from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 from msprobe_integrations.torch.ranks.merge import RowExchange
 
@@ -45,7 +46,7 @@ class Seen:
 def observer() -> tuple[Seen, CollectiveObserver]:
     seen = Seen()
     found = CollectiveObserver(seen.reduce, seen.entries.append)
-    found.install()
+    kernels.add(found)
     return seen, found
 
 
@@ -84,7 +85,7 @@ def calls() -> list[tuple[str, Any, Any, dict[str, Any]]]:
     edit.start(np.zeros((1, 16)))
     edit.wait(5)
     assert len(seen.entries) == before, "the probe's own exchange was seen"
-    watch.remove()
+    kernels.discard(watch)
     n = len(seen.entries)
     dist.all_reduce(torch.ones(1))
     assert len(seen.entries) == n, "still seeing after remove"
@@ -132,7 +133,7 @@ def gpt(argv: str) -> tuple[Counter[str], Counter[str]]:
     _, chunks, optimizer = train_gpt.build(a)
     seen.entries.clear()
     train_gpt.train(a, chunks, optimizer)
-    watch.remove()
+    kernels.discard(watch)
     names = [(e.name.split(".")[1], e.sections["output"] is not None) for e in seen.entries]
     return Counter(n for n, _ in names), Counter(n for n, done in names if done)
 
@@ -161,11 +162,11 @@ def broken() -> tuple[bool, float]:
 
     errors: list[Exception] = []
     watch = CollectiveObserver(fails, lambda _: None, fail=errors.append)
-    watch.install()
+    kernels.add(watch)
     t = torch.ones(1)
     dist.all_reduce(t)
     dist.all_reduce(t)
-    watch.remove()
+    kernels.discard(watch)
     return len(errors) == 1, float(t)
 
 
@@ -180,8 +181,8 @@ def test_nothing_is_left_behind() -> None:
     _, first = observer()
     _, second = observer()
     assert dist.Work.wait is not original
-    first.remove()
+    kernels.discard(first)
     assert dist.Work.wait is not original
-    second.remove()
+    kernels.discard(second)
     assert dist.Work.wait is original
     assert not torch._C._dispatch_has_kernel_for_dispatch_key("c10d::allreduce_", "BackendSelect")

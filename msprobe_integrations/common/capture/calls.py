@@ -5,14 +5,26 @@ from __future__ import annotations
 import threading
 from collections.abc import Mapping
 from types import FrameType
-from typing import Any
+from typing import Any, NamedTuple
 
 from msprobe_engine.core.names import PASS
-from msprobe_integrations.common.capture.filters import ALWAYS, Base
-
-__all__ = ["PASS", "Call", "CallStack", "Numbering", "again", "pass_of"]
 
 _NO_TAGS: Mapping[str, Any] = {}
+
+
+class Base(NamedTuple):
+    """What a filter knows of all calls of one module or API, before any of them.
+
+    Attributes:
+        possible: a call can be kept for its own name.
+        certain: every call is, so names need not be looked at.
+    """
+
+    possible: bool
+    certain: bool
+
+
+ALWAYS, NEVER = Base(True, True), Base(False, False)
 
 
 class Call:
@@ -21,7 +33,7 @@ class Call:
     Attributes:
         owner: whose call it is: a `ModuleInfo`, or the capture that saw it.
         backward_name: of its backward record, of the last one when several backward passes go through it.
-        base: what the filter knows of all calls like this one, see `filters.Base`.
+        base: what the filter knows of all calls like this one, see `Base`.
         inside: `filters` directions that are kept because an enclosing call was asked for.
         wanted: its forward record is kept (if the range allows).
         keep: its inputs are kept.

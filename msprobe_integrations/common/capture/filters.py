@@ -3,32 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, NamedTuple
 
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.probe.selection import risk
 from msprobe_engine.probe.selection.patterns import NamePatterns
-
-if TYPE_CHECKING:
-    from msprobe_integrations.common.capture.calls import Call
+from msprobe_integrations.common.capture.calls import ALWAYS, NEVER, Base, Call
 
 FORWARD, BACKWARD = 1, 2
 BOTH = FORWARD | BACKWARD
-
-
-class Base(NamedTuple):
-    """What is known of all calls of one module or API, before any of them.
-
-    Attributes:
-        possible: a call can be kept for its own name.
-        certain: every call is, so names need not be looked at.
-    """
-
-    possible: bool
-    certain: bool
-
-
-ALWAYS, NEVER = Base(True, True), Base(False, False)
 
 
 class RecordFilter:

@@ -8,8 +8,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, TypeVar
 
 from msprobe_engine.core.records import Entry, TensorRef
-from msprobe_integrations.common.capture.calls import Call
-from msprobe_integrations.common.capture.filters import ALWAYS, RecordFilter
+from msprobe_integrations.common.capture.calls import ALWAYS, Call
+from msprobe_integrations.common.capture.filters import RecordFilter
 from msprobe_integrations.common.capture.recorder import CallRecorder
 from msprobe_integrations.common.hooks.unchanged import Parts
 

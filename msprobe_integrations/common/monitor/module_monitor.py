@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.log import warn_once
@@ -14,6 +14,7 @@ from msprobe_integrations.common.monitor.targets import Named, is_named, matches
 if TYPE_CHECKING:
     from msprobe_integrations.common.monitor.probe import Probe
 
+Self = TypeVar("Self", bound="ModuleMonitor")
 MOST_PASSES = 2000
 """Passes of a model that are noted in one step."""
 Pre = Callable[[Any, tuple[Any, ...], dict[str, Any]], None]
@@ -70,10 +71,10 @@ class ModuleMonitor:
             with probe.guard("collective monitor"):
                 self._collectives = self._make_collectives()
 
-    @staticmethod
-    def asked_for(monitor: MonitorSettings | None) -> bool:
-        """Do the settings ask for anything that is seen here?"""
-        return monitor is not None and any(getattr(monitor, key) for key in _KEYS)
+    @classmethod
+    def build(cls: type[Self], probe: Probe, monitor: MonitorSettings | None) -> Self | None:
+        """None when the settings ask for nothing that is seen here."""
+        return cls(probe, monitor) if monitor is not None and any(getattr(monitor, key) for key in _KEYS) else None
 
     # what a framework brings along
 

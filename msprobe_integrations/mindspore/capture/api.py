@@ -12,8 +12,7 @@ from typing import Any
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import NODE_ONLY, Entry
-from msprobe_integrations.common.capture.calls import Call
-from msprobe_integrations.common.capture.filters import ALWAYS
+from msprobe_integrations.common.capture.calls import ALWAYS, Call
 from msprobe_integrations.mindspore.capture.api_names import COLLECTIVES
 from msprobe_integrations.mindspore.capture.collectives import Waiting, written
 from msprobe_integrations.mindspore.capture.recorder import Recorder

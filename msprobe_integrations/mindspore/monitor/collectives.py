@@ -10,12 +10,13 @@ import re
 import sys
 from collections.abc import Callable, Mapping
 from types import CodeType
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import mindspore
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.monitor.collective_samples import PART, CollectiveSamples, Site, group_label
+from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.mindspore.capture.api_names import COLLECTIVES
 from msprobe_integrations.mindspore.capture.collectives import described, handles_in, in_place, without_handles, written
 from msprobe_integrations.mindspore.capture.structure import tensors_in
@@ -24,9 +25,6 @@ from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS
 from msprobe_integrations.mindspore.ranks import job
 from msprobe_integrations.patching import FunctionPatches
 from msprobe_integrations.requirements import need
-
-if TYPE_CHECKING:
-    from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 
 OPERATORS = (
     *("AllReduce", "AllGather", "ReduceScatter", "Broadcast", "AlltoAll", "AlltoAllV", "AllGatherV", "ReduceScatterV"),

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from types import CodeType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore
 
 from msprobe_engine.core.log import warn_once
-from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
+from msprobe_engine.core.settings.schema import LayerFeatureSettings
 from msprobe_integrations.common.monitor import module_monitor, module_notes
 from msprobe_integrations.common.monitor.targets import Named
 from msprobe_integrations.mindspore.hooks import autograd, frames
@@ -19,19 +19,9 @@ from msprobe_integrations.mindspore.monitor.cell_names import named_cells, unwra
 from msprobe_integrations.mindspore.monitor.collectives import CollectiveWatch
 from msprobe_integrations.mindspore.monitor.tensors import CellWatch
 
-if TYPE_CHECKING:
-    from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
-
 
 class ModuleMonitor(module_monitor.ModuleMonitor):
     """See `msprobe_integrations.common.monitor.module_monitor.ModuleMonitor`."""
-
-    probe: MindSporeProbe
-
-    @classmethod
-    def build(cls, probe: MindSporeProbe, monitor: MonitorSettings | None) -> ModuleMonitor | None:
-        """None when the settings ask for nothing that is seen here."""
-        return cls(probe, monitor) if monitor is not None and cls.asked_for(monitor) else None
 
     def attach(self, models: Sequence[Any]) -> None:
         """Choose the Cells by the settings."""

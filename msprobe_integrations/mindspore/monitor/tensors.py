@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import mindspore
 
@@ -13,13 +13,10 @@ from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.statistics import histograms
 from msprobe_integrations.common.capture.containers import opened
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch
-from msprobe_integrations.common.monitor.module_monitor import Hooks, Post, Pre
+from msprobe_integrations.common.monitor.module_monitor import Hooks, ModuleMonitor, Post, Pre
 from msprobe_integrations.common.monitor.module_tensors import Found, tensor_names
 from msprobe_integrations.common.monitor.targets import Named
 from msprobe_integrations.mindspore.hooks import autograd
-
-if TYPE_CHECKING:
-    from msprobe_integrations.mindspore.monitor.module_monitor import ModuleMonitor
 
 _KIND = "log2"
 _PART = "activation monitor"
@@ -144,7 +141,7 @@ class CellWatch:
             self._newest = max(self._newest, watch.made)
 
     def _reduce_gradient(self, gradient: Any) -> TensorRef:
-        ref = self._probe.backend.reduce(gradient)
+        ref: TensorRef = self._probe.backend.reduce(gradient)
         if self._gradients_drawn and ref.row >= 0 and ref.row not in self._rows:
             self._rows[ref.row] = self._histogram(gradient)
         return ref

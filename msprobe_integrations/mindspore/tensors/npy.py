@@ -16,6 +16,7 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.output_files import WholeFile
 from msprobe_engine.formats.dump.writing.npy_template import NpyTemplate
 from msprobe_engine.formats.tensors.decoding import decoder
+from msprobe_engine.formats.tensors.reader import load_numpy
 from msprobe_integrations.mindspore.tensors.memory import memory_of
 
 _TYPES: dict[str, str] = {  # those whose name in mindspore is not the printed one in lower case
@@ -52,6 +53,15 @@ def write(tensor: Any, path: Path) -> None:
     array = array_of(tensor)
     with WholeFile(path) as whole:
         np.save(whole.file, array, allow_pickle=False)
+
+
+def load(path: Path) -> Any:
+    """The tensor in a ``.npy`` file, of numpy's type. Executes nothing of the file.
+
+    Raises:
+        DumpFormatError: the file is not there or damaged.
+    """
+    return mindspore.Tensor(load_numpy(Path(path)))
 
 
 def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence[int]) -> Any:

@@ -20,9 +20,8 @@ from torch.overrides import TorchFunctionMode
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import NODE_ONLY, Entry
-from msprobe_integrations.common.capture.calls import Call
+from msprobe_integrations.common.capture.calls import ALWAYS, Call
 from msprobe_integrations.common.capture.custom_api import record_call
-from msprobe_integrations.common.capture.filters import ALWAYS
 from msprobe_integrations.common.capture.recorder import ALL_READ
 from msprobe_integrations.common.hooks import recursion_room
 from msprobe_integrations.patching import FunctionPatch

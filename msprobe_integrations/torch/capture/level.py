@@ -134,7 +134,9 @@ class Capture:
             graphed_modules.leave(self.modules)
             self.modules.remove()
         if self.collectives is not None:
-            self.collectives.remove()
+            from msprobe_integrations.torch.collectives.kernels import kernels
+
+            kernels.discard(self.collectives)
             self.collectives = None
         if self.recorder.keeper is not None:
             self.recorder.keeper.rest()
@@ -181,6 +183,7 @@ class Capture:
         if self.collectives is not None:
             return
         with self._pipeline.faults.guard("collective capture"):
+            from msprobe_integrations.torch.collectives.kernels import kernels
             from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 
             recorder = self.recorder
@@ -200,7 +203,7 @@ class Capture:
                 takers=lambda name: (recorder.reduce_for(name), recorder.reduce_gradient_for(name)),
                 fail=lambda error: self._pipeline.faults.fail("collective capture", error),
             )
-            observer.install()
+            kernels.add(observer)
             self.collectives = observer
 
     def _written(self, tensor: torch.Tensor) -> None:

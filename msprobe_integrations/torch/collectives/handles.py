@@ -12,7 +12,7 @@ import functools
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,13 +20,11 @@ import torch.distributed as dist
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.patching import Patches
 from msprobe_integrations.torch.collectives.calls import from_engine
+from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 from msprobe_integrations.torch.collectives.work import Open, Operation, has_failed
 from msprobe_integrations.torch.hooks.graph_tasks import current_graph_task
 
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.collectives.observer import CollectiveObserver
-
-Begun = Sequence[tuple["CollectiveObserver", Open]]
+Begun = Sequence[tuple[CollectiveObserver, Open]]
 _no_torch_function = torch._C.DisableTorchFunction
 
 

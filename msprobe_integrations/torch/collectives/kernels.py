@@ -11,7 +11,7 @@ import inspect
 import sys
 import threading
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,10 +20,8 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.torch.collectives.backends import METHODS, Backends, facts, tensors_of
 from msprobe_integrations.torch.collectives.calls import OF_OBJECTS, distributed_call, visible
 from msprobe_integrations.torch.collectives.handles import Handles
+from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 from msprobe_integrations.torch.collectives.work import Open, Operation, flat
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 
 _BARRIER = "barrier"
 _OPS: dict[str, tuple[str, int | None, int | None]] = {
@@ -86,7 +84,8 @@ class Kernels:
             self._install()
 
     def discard(self, observer: CollectiveObserver) -> None:
-        """Tell `observer` no more; without observers nothing stays registered."""
+        """Tell `observer` no more; with the last one the kernels go too, and nothing is left behind."""
+        observer.let_go()
         self._observers = tuple(o for o in self._observers if o is not observer)
         if not self._observers and self._libraries:
             for library in self._libraries:

@@ -36,7 +36,6 @@ from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.records import Entry, Opaque, TensorRef
 from msprobe_engine.find.nonfinite.trace import WRITE_ONLY
 from msprobe_integrations.torch.collectives.calls import DistributedCall
-from msprobe_integrations.torch.collectives.kernels import kernels
 from msprobe_integrations.torch.collectives.work import Open, Operation, Waiting, identity, storage
 from msprobe_integrations.torch.tensors.describe import describe
 from msprobe_integrations.torch.tensors.structure import convert
@@ -126,14 +125,9 @@ class CollectiveObserver:
         self._lock = threading.RLock()  # callbacks of futures come on threads of the backend
         self.broken: Exception | None = None
 
-    def install(self) -> None:
-        """Start seeing collectives."""
-        kernels.add(self)
-
-    def remove(self) -> None:
-        """Stop; with the last observer the kernels go too, and nothing is left behind."""
+    def let_go(self) -> None:
+        """Nothing is waited for any more."""
         self._pending.clear()
-        kernels.discard(self)
 
     def on(self) -> bool:
         """Does it look at what is called now?"""
@@ -371,7 +365,7 @@ class CollectiveObserver:
     def fail(self, error: Exception) -> None:
         """Something has failed: nothing more is looked at."""
         self.broken = error
-        self._pending.clear()
+        self.let_go()
         if self._told is not None:
             self._told(error)
 

@@ -10,17 +10,16 @@ from __future__ import annotations
 import sys
 from collections.abc import Sequence
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from msprobe_integrations.common.monitor.collective_samples import PART, CollectiveSamples, group_label
+from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.torch.collectives.calls import DistributedCall
+from msprobe_integrations.torch.collectives.kernels import kernels
 from msprobe_integrations.torch.collectives.observer import CollectiveObserver
 from msprobe_integrations.torch.collectives.work import Open, Operation
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
 
 _BATCH = "batch_isend_irecv"
 
@@ -36,11 +35,11 @@ class CollectiveWatch(CollectiveSamples):
     def install(self) -> None:
         """A step begins; without a process group there is nothing to see."""
         if torch.distributed.is_initialized():
-            self._observer.install()
+            kernels.add(self._observer)
 
     def remove(self) -> None:
         """Nothing is seen any more, nothing is left behind."""
-        self._observer.remove()
+        kernels.discard(self._observer)
 
     def end_step(self) -> None:
         """Settle what was not waited for; write call stacks that are new."""

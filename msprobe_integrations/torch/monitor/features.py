@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import nn
@@ -14,15 +14,13 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.records import Sample
 from msprobe_engine.core.settings.schema import LayerFeatureSettings
+from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.common.monitor.targets import Named, is_named, matches
 from msprobe_integrations.torch.hooks.modules import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.monitor import feature_math
 from msprobe_integrations.torch.statistics.pending import quiet
 from msprobe_integrations.torch.tensors.describe import resolve
 from msprobe_integrations.torch.tensors.devices import accelerator, capturing
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _KINDS = {

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from types import CodeType
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
-from msprobe_integrations.common.monitor import module_monitor
+from msprobe_engine.core.settings.schema import LayerFeatureSettings
+from msprobe_integrations.common.monitor import module_monitor, module_notes
 from msprobe_integrations.common.monitor.targets import Named
+from msprobe_integrations.torch.hooks import frames
 from msprobe_integrations.torch.hooks import nodes as node_hooks
+from msprobe_integrations.torch.hooks.backward import GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.hooks.modules import ModuleHooks, say_sealed
 from msprobe_integrations.torch.monitor.targets import named_modules, unwrapped
 from msprobe_integrations.torch.monitor.tensors import TensorWatch
@@ -18,25 +21,12 @@ from msprobe_integrations.torch.monitor.tensors import TensorWatch
 if TYPE_CHECKING:
     from msprobe_integrations.torch.monitor.collectives import CollectiveWatch
     from msprobe_integrations.torch.monitor.features import LayerFeatures
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
-from types import CodeType
-
-from msprobe_integrations.common.monitor import module_notes
-from msprobe_integrations.torch.hooks import frames
-from msprobe_integrations.torch.hooks.backward import GradientWatch, edge, sequence_number
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 
 
 class ModuleMonitor(module_monitor.ModuleMonitor):
     """See `msprobe_integrations.common.monitor.module_monitor.ModuleMonitor`."""
-
-    probe: TorchProbe
-
-    @classmethod
-    def build(cls, probe: TorchProbe, monitor: MonitorSettings | None) -> ModuleMonitor | None:
-        """None when the settings ask for nothing that is seen here."""
-        return cls(probe, monitor) if monitor is not None and cls.asked_for(monitor) else None
 
     def _make_hooks(self) -> ModuleHooks:
         probe = self.probe

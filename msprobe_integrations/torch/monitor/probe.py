@@ -45,6 +45,7 @@ from msprobe_integrations.torch.ranks.replica_channel import Channel
 from msprobe_integrations.torch.statistics.derived import on_host
 from msprobe_integrations.torch.tensors.computing_types import ComputingTypes
 from msprobe_integrations.torch.tensors.slices import Slices
+from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.pipelining import StagePreparation
 
 
@@ -119,8 +120,6 @@ class TorchProbe(Probe):
         return parameter.dtype.is_floating_point and main.dtype.itemsize > parameter.dtype.itemsize
 
     def _of_user(self) -> None:
-        from msprobe_integrations.torch.training import owner  # which imports this module
-
         owner.of_user()
 
     def _attached(self) -> None:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -26,14 +26,12 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.probe.incident.again import AT_ONCE, Judge
 from msprobe_engine.probe.incident.event import Event
+from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.ranks.step_exchange import StepExchange
 from msprobe_integrations.common.ranks.tree import Lane, Words
 from msprobe_integrations.torch.capture.recorder import no_torch_function
 from msprobe_integrations.torch.monitor.step_rerun import StepRerun, seen_so_far
 from msprobe_integrations.torch.ranks.job import job_store
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _log = get_logger()
 _PART = "attempts"
@@ -95,7 +93,7 @@ class RerunOnAlert:
         models: whose gradients and buffers are looked after.
     """
 
-    def __init__(self, probe: TorchProbe, models: list[nn.Module]) -> None:
+    def __init__(self, probe: Probe, models: list[nn.Module]) -> None:
         self._probe = probe
         self._judge = Judge(probe.settings)
         self._votes: _Votes | None = None
@@ -219,7 +217,7 @@ class RerunOnAlert:
 class _State:
     """What an attempt starts from: random state and buffers (running statistics, counters); taken without a wait."""
 
-    def __init__(self, probe: TorchProbe, buffers: list[tuple[dict[str, torch.Tensor | None], str]]) -> None:
+    def __init__(self, probe: Probe, buffers: list[tuple[dict[str, torch.Tensor | None], str]]) -> None:
         self._backend = probe.backend
         self._buffers: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor, torch.Tensor]] = []
         with torch.no_grad(), no_torch_function():

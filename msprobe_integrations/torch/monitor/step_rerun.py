@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msprobe_engine.core import redaction
 from msprobe_engine.core.alerts import Alert
@@ -18,12 +18,10 @@ from msprobe_engine.probe.incident import again
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.sinks.dump import crash_safe
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.common.monitor.probe import Probe
 
 
-def seen_so_far(probe: TorchProbe, extra: Sequence[Sample] = (), scalars: Mapping[str, float] | None = None) -> Frame:
+def seen_so_far(probe: Probe, extra: Sequence[Sample] = (), scalars: Mapping[str, float] | None = None) -> Frame:
     """What the step in progress has shown until now. Waits for the device.
 
     Args:
@@ -58,7 +56,7 @@ class StepRerun:
     """
 
     def __init__(
-        self, probe: TorchProbe, judge: again.Judge, first: Frame, *, fired: bool, event: Event | None, alerts: Sequence[Alert] = ()
+        self, probe: Probe, judge: again.Judge, first: Frame, *, fired: bool, event: Event | None, alerts: Sequence[Alert] = ()
     ) -> None:
         self._probe = probe
         self._judge = judge

@@ -10,23 +10,21 @@ from __future__ import annotations
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.statistics import histograms
+from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.common.monitor.module_tensors import Found, tensor_names
 from msprobe_integrations.common.monitor.targets import Named, matches
+from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.recorder import MOST_OPEN, no_torch_function
 from msprobe_integrations.torch.hooks.backward import Edge, GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.hooks.modules import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.tensors.containers import opened
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.module_monitor import ModuleMonitor
-
 
 __all__ = ["TensorWatch", "matches"]
 
@@ -91,8 +89,9 @@ class TensorWatch:
         self._watches: list[GradientWatch] = []
         self._too_deep: RecursionError | None = None
         # without the look for modes on torch's stack, which are off where it is called
-        self._reduce = self._probe.backend.reduce_unshielded
-        self._late = DeferredSamples(self._probe.backend.reduce)
+        backend: TorchBackend = self._probe.backend
+        self._reduce = backend.reduce_unshielded
+        self._late = DeferredSamples(backend.reduce)
         if "actv" in monitor.histograms:
             self._take = self._take_with_histogram  # type: ignore[method-assign]
         self._reduce_gradient: Callable[[torch.Tensor], TensorRef] = (

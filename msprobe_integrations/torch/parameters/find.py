@@ -6,15 +6,13 @@ import functools
 import importlib
 from collections.abc import Mapping, Sequence
 from importlib.metadata import EntryPoint, entry_points
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 from torch import nn
 
+from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.parameters.source import ParameterSource
 from msprobe_integrations.requirements import MissingNameError
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 OURS = {"deepspeed": "msprobe_integrations.deepspeed.source", "megatron": "msprobe_integrations.megatron.source"}
 """Modules with a function `find`, as entry points have it, by root module. Not entry points themselves: with metadata of an older
@@ -56,7 +54,7 @@ def _registered() -> tuple[EntryPoint, ...]:
     return tuple(entry_points(group=GROUP))
 
 
-def find_source(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource | None:
+def find_source(probe: Probe, models: Sequence[nn.Module], optimizer: Any) -> ParameterSource | None:
     """The source for these objects: that of the framework whose classes they are, else plain torch (DDP and FSDP2 included).
 
     Args:

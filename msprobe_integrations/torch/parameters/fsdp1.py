@@ -18,6 +18,7 @@ import torch.distributed as dist
 from torch import nn
 
 from msprobe_engine.core.log import warn_once
+from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPED, LOCAL, Piece, layer_numbers, layer_of
 from msprobe_integrations.common.parameters.source import Replicas
@@ -29,7 +30,6 @@ from msprobe_integrations.torch.parameters.plain import PlainSource
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _FSDP = "FullyShardedDataParallel"
 _PART = "parameters and gradients of FSDP1 by name"
@@ -85,7 +85,7 @@ class FlatSource(PlainSource):
     Gradients of single micro batches are not seen: what FSDP1 reduces is the sum since the last reduction.
     """
 
-    def __init__(self, probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> None:
+    def __init__(self, probe: Probe, models: Sequence[nn.Module], optimizer: Any) -> None:
         super().__init__(probe, models, optimizer)
         self._flat_patches, self._clip_patches = FunctionPatches(), FunctionPatches()
         self._reductions: dict[int, int] = {}

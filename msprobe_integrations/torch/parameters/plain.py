@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
+from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, Piece, layer_numbers, layer_of
@@ -31,7 +32,6 @@ from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _log = get_logger()
 _PART = "parameter monitor"
@@ -48,7 +48,7 @@ class PlainSource:
     Building it is a collective call where parameters are DTensors.
     """
 
-    def __init__(self, probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> None:
+    def __init__(self, probe: Probe, models: Sequence[nn.Module], optimizer: Any) -> None:
         monitor = probe.monitor
         assert monitor is not None
         self._probe = probe

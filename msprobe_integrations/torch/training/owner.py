@@ -9,18 +9,27 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
+from typing import Protocol, TypeVar
 
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import get_logger, warn_once
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.autoload import FRAMEWORKS, report, request
 from msprobe_integrations.torch.ranks.job import Job
-from msprobe_integrations.torch.training.loop import LoopObserver, Observer
 
 _log = get_logger()
+
+
+class Follower(Protocol):
+    """A `LoopObserver`, as far as it matters here."""
+
+    def close(self) -> None: ...
+
+
+Observer = TypeVar("Observer", bound=Follower)
 KNOWS = {**{name: knows for name, (_, _, knows) in FRAMEWORKS.items()}, "user": 100}
 """How much an integration knows of the training; ``user``: a probe that the script makes itself."""
-_owner: tuple[str, LoopObserver | None] | None = None
+_owner: tuple[str, Follower | None] | None = None
 _settings: ProbeSettings | None = None
 _failed: request.Request | None = None
 
@@ -62,7 +71,7 @@ def claim(name: str, make: Callable[[ProbeSettings, Path], Observer]) -> Observe
     return made
 
 
-def own(name: str, observer: LoopObserver | None) -> None:
+def own(name: str, observer: Follower | None) -> None:
     """`observer`, which a script has made itself (None: a probe of another kind), follows from now on."""
     global _owner
     asked = request.current()
@@ -80,12 +89,12 @@ def of_user() -> None:
         own("user", None)
 
 
-def current() -> LoopObserver | None:
+def current() -> Follower | None:
     """Whoever follows now."""
     return None if _owner is None else _owner[1]
 
 
-def release(observer: LoopObserver | None = None) -> None:
+def release(observer: Follower | None = None) -> None:
     """`observer` (None: whoever) follows no longer; the next claim counts. Does not close it."""
     global _owner, _settings, _failed
     if observer is None or (_owner is not None and _owner[1] is observer):

@@ -6,12 +6,10 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.patching import FunctionPatch, shared_patch
-
-if TYPE_CHECKING:
-    from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 _STAGES = "torch.distributed.pipelining.stage"
 _METHODS = ("_prepare_forward_infra", "_prepare_backward_infra")
@@ -21,7 +19,7 @@ _METHODS = ("_prepare_forward_infra", "_prepare_backward_infra")
 class StagePreparation:
     """Pauses a probe while a stage prepares itself."""
 
-    def __init__(self, probe: TorchProbe) -> None:
+    def __init__(self, probe: Probe) -> None:
         self._probe = probe
         self._patches: list[FunctionPatch] = []
 

@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, Files, RecordedArguments
-from msprobe_integrations.mindspore.backend import MindSporeBackend
+from msprobe_integrations.mindspore.tensors import npy
 
 Tensor: Any = mindspore.Tensor
 _NAMES = {"bool": "bool_"}
@@ -28,16 +28,12 @@ def type_of(name: str) -> Any:
 class Arguments(RecordedArguments):
     """Makes arguments of records, see there."""
 
-    def __init__(self, files: Files | None, seed: int = 0) -> None:
-        super().__init__(files, seed)
-        self._backend = MindSporeBackend()
-
     def is_tensor(self, value: Any) -> bool:
         return isinstance(value, Tensor)
 
     def load(self, files: Files, name: str, item: Mapping[str, Any]) -> Any:
         """A saved tensor; ``.npy`` files hold types that numpy has not in a wider one, so the record says which it was."""
-        loaded = files.load(name, self._backend)
+        loaded = files.load(name, npy)
         return self.tensor(loaded, str(item.get("dtype"))) if isinstance(loaded, np.ndarray) else loaded
 
     def tensor(self, values: npt.NDArray[Any], dtype: str) -> Any:

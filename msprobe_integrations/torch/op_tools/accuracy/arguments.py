@@ -11,7 +11,7 @@ import torch
 
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, Files, Place, RecordedArguments
 from msprobe_integrations.common.op_tools.accuracy.purposes import Purpose
-from msprobe_integrations.torch.backend import TorchBackend
+from msprobe_integrations.torch.tensors.byte_forms import TensorBytes
 
 __all__ = ["Arguments", "Files", "Place", "drawn"]
 
@@ -21,7 +21,7 @@ class Arguments(RecordedArguments):
 
     def __init__(self, files: Files | None, seed: int = 0) -> None:
         super().__init__(files, seed)
-        self._backend = TorchBackend()
+        self._loader = TensorBytes()
         self._loaded: dict[object, torch.Tensor] = {}
 
     def of(self, name: str, record: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:
@@ -36,7 +36,7 @@ class Arguments(RecordedArguments):
         """A saved tensor; an array of numpy becomes one."""
         same = files.same(name)
         if same not in self._loaded:
-            loaded = files.load(name, self._backend)
+            loaded = files.load(name, self._loader)
             if isinstance(loaded, np.ndarray):
                 loaded = torch.from_numpy(loaded)
             if not isinstance(loaded, torch.Tensor):

@@ -12,10 +12,10 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.op_tools.accuracy.checking import keep_failures
-from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.op_tools.accuracy.operators.custom import load_operators, registered
+from msprobe_integrations.torch.tensors.byte_forms import TensorBytes
 from msprobe_integrations.torch.tensors.devices import accelerator
 
 
@@ -52,7 +52,7 @@ def make_check(work: Work) -> Check:
 
 
 def _file_of(value: Any) -> tuple[str, bytes] | None:
-    return (".pt", TorchBackend().to_bytes(value.detach().contiguous().cpu())) if isinstance(value, torch.Tensor) else None
+    return (".pt", TensorBytes().to_bytes(value.detach().contiguous().cpu())) if isinstance(value, torch.Tensor) else None
 
 
 def _load() -> None:
