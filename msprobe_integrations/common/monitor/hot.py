@@ -3,16 +3,13 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import TYPE_CHECKING
 
-from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.probe.hot_settings import HotMonitor
-
-if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.probe import Probe
+from msprobe_integrations.common.monitor.parts import ProbeBase
 
 
-def hot_monitor(probe: Probe, path: Path, kind: str | None, first: ProbeSettings | None = None) -> HotMonitor:
+def hot_monitor(probe: ProbeBase, path: Path, kind: str | None, first: ProbeSettings | None = None) -> HotMonitor:
     """Follows `path`; ranks of an initialised process group change together.
 
     Args:
@@ -28,17 +25,16 @@ def hot_monitor(probe: Probe, path: Path, kind: str | None, first: ProbeSettings
 class FollowedFile:
     """The settings file of a probe, looked at after every step (``monitor.hot``)."""
 
-    def __init__(self, probe: Probe, path: str | Path) -> None:
+    def __init__(self, probe: ProbeBase, path: str | Path) -> None:
         self._probe, self._path = probe, Path(path)
         self._monitor: HotMonitor | None = None
 
-    def end_step(self, step: int) -> None:
-        """A step is over; what has changed in the monitor section holds from now on. The ranks are known by the first one."""
+    def end_step(self, step: int) -> MonitorSettings | None:
+        """A step is over: the monitor section that holds from now on, None: it has not changed. The ranks are known by the first one."""
         if self._monitor is None:
             self._monitor = hot_monitor(self._probe, self._path, None)
         changed = self._monitor.end_step(step)
-        if changed is not None and changed.monitor is not None:
-            self._probe.follow(changed.monitor)
+        return None if changed is None else changed.monitor
 
     def close(self) -> None:
         """Nobody looks at the file any more."""

@@ -1,4 +1,5 @@
-"""What a framework brings along for its probe: backend, parameters, modules, ranks, and its own part of the ends of steps and runs."""
+"""What a probe is to its parts, and what a framework brings along for it: backend, parameters, modules, ranks, and its own part of the ends
+of steps and runs."""
 
 from __future__ import annotations
 
@@ -8,26 +9,62 @@ from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
+    from msprobe_engine.core.guard import Faults, Guard
     from msprobe_engine.core.records import TensorDescription
-    from msprobe_engine.core.settings.schema import DumpSettings, MonitorSettings
+    from msprobe_engine.core.settings.schema import DumpSettings, MonitorSettings, ProbeSettings
+    from msprobe_engine.core.window import Window
     from msprobe_engine.probe.incident.notify import Notifier
-    from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
+    from msprobe_engine.probe.pipeline import Pipeline
+    from msprobe_engine.probe.session import Session
 
 
-class OfFramework:
-    """What `Probe` asks of its subclass for a framework: what has no default has to be there, the others may.
+class ProbeBase:
+    """What parts of a `Probe` use of it, and what `Probe` asks of its subclass for a framework: what has no default has to be there, the
+    others may.
 
     Attributes:
         number: description of a number that the probe works out.
+        micro_step: current micro batch, -1 outside.
     """
 
     number: TensorDescription
+    backend: Any
+    settings: ProbeSettings
+    session: Session
+    pipeline: Pipeline
+    faults: Faults
+    step: int
+    micro_step: int
+    _models: list[Any]
+    _window: Window | None
+    _in_step: bool
+    _due: bool
+    _paused: int
+    _closed: bool
+
+    @property
+    def closed(self) -> bool:
+        """True after `close`."""
+        return self._closed
+
+    @property
+    def monitor(self) -> MonitorSettings | None:
+        """The monitor section, None when nothing is monitored."""
+        return self.settings.monitor
+
+    def wanted(self, part: str) -> bool:
+        """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
+        section, _, switch = part.partition(".")
+        if section != "monitor" or not self._due or self._paused:
+            return False
+        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
+
+    def guard(self, part: str) -> Guard:
+        """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""
+        return self.faults.guard(part)
 
     backend_type: type[Any]
     """A `msprobe_engine.core.backend.Backend` that has `RowOptions`, too."""
-
-    def _make_parameters(self) -> ParameterMonitor:
-        raise NotImplementedError
 
     def _make_membership(self) -> Any:
         """What looks at begin of every step where this rank is: ``look()``, ``close()``, ``rank``."""

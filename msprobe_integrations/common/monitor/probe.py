@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
-from msprobe_engine.core.guard import Guard, is_of_training
+from msprobe_engine.core.guard import is_of_training
 from msprobe_engine.core.records import Frame, TensorRef
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_engine.core.window import Window
@@ -26,9 +26,9 @@ from msprobe_integrations import requirements
 from msprobe_integrations.autoload import report, request
 from msprobe_integrations.common.monitor.capture_scheduler import CaptureScheduler
 from msprobe_integrations.common.monitor.hot import FollowedFile
-from msprobe_integrations.common.monitor.parts import OfFramework
+from msprobe_integrations.common.monitor.parts import ProbeBase
 from msprobe_integrations.common.monitor.usage_warnings import UsageWarnings
-from msprobe_integrations.common.parameters.parameter_monitor import Attached, Find
+from msprobe_integrations.common.parameters.parameter_monitor import Attached, Find, ParameterMonitor
 from msprobe_integrations.common.ranks.patience import Patience
 from msprobe_integrations.common.shutdown import at_exit, signal_shutdown, trackers_end
 from msprobe_integrations.common.statistics.statistics_options import StatisticsOptions
@@ -36,7 +36,7 @@ from msprobe_integrations.common.statistics.statistics_options import Statistics
 Self = TypeVar("Self", bound="Probe")
 
 
-class Probe(OfFramework):
+class Probe(ProbeBase):
     """Monitor, rules, sinks and incidents around a training loop.
 
     All methods are safe to call at any time: a fault inside disables the part it happened in and the training goes on.
@@ -74,7 +74,7 @@ class Probe(OfFramework):
         self._optimizer: Any = None
         self._file: FollowedFile | None = None
         self.parameters = self._make_parameters()
-        self._advice = UsageWarnings(self)
+        self._advice = UsageWarnings(self, self.parameters)
         self._run_config = self._make_run_config()
         self.pipeline.listeners.append(self._advice.on_frame)
         self.scheduler = CaptureScheduler(self.session, self._make_capture, self._make_dump)
@@ -86,6 +86,9 @@ class Probe(OfFramework):
         this = weakref.ref(self)
         os.register_at_fork(after_in_child=lambda: _forked(this()))
 
+    def _make_parameters(self) -> ParameterMonitor:
+        raise NotImplementedError
+
     @classmethod
     def from_config(cls: type[Self], path: str | Path, **arguments: Any) -> Self:
         """Build from a settings file; raises `SettingsError` when it is wrong. With ``monitor.hot`` the file is followed."""
@@ -94,16 +97,6 @@ class Probe(OfFramework):
         if probe.monitor is not None and probe.monitor.hot:
             probe.follow_file(path)
         return probe
-
-    @property
-    def closed(self) -> bool:
-        """True after `close`."""
-        return self._closed
-
-    @property
-    def monitor(self) -> MonitorSettings | None:
-        """The monitor section, None when nothing is monitored."""
-        return self.settings.monitor
 
     @property
     def frames(self) -> list[Frame]:
@@ -254,7 +247,9 @@ class Probe(OfFramework):
         self._finish_step(self._numbers(scalars), complete)
         if self._file is not None and self.faults.enabled("monitor.hot"):
             with self.guard("monitor.hot"):
-                self._file.end_step(self.step)
+                changed = self._file.end_step(self.step)
+                if changed is not None:
+                    self.follow(changed)
 
     def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
         self._in_step = False
@@ -293,17 +288,6 @@ class Probe(OfFramework):
         """Start the reduction of one tensor and note it as a sample of this step; no wait."""
         with self.unseen():
             return self.pipeline.sample(family, name, tensor, phase=phase, micro_step=micro_step, vpp_stage=vpp_stage, extra=extra)
-
-    def wanted(self, part: str) -> bool:
-        """Is ``monitor.<switch>`` on and due in this step? (``monitor.gradients``, ``monitor.parameters``, ...)"""
-        section, _, switch = part.partition(".")
-        if section != "monitor" or not self._due or self._paused:
-            return False
-        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
-
-    def guard(self, part: str) -> Guard:
-        """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""
-        return self.faults.guard(part)
 
     def pause(self) -> None:
         """Evaluation begins: nothing is seen until `resume`."""

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import weakref
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame
-
-if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.probe import Probe
+from msprobe_integrations.common.monitor.parts import ProbeBase
+from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 
 _log = get_logger()
 _STEPS = 3
@@ -28,10 +27,11 @@ class UsageWarnings:
 
     Args:
         probe: whose frames they are; not kept alive.
+        parameters: of this probe; not kept alive.
     """
 
-    def __init__(self, probe: Probe) -> None:
-        self._probe = weakref.ref(probe)
+    def __init__(self, probe: ProbeBase, parameters: ParameterMonitor) -> None:
+        self._probe, self._parameters = weakref.ref(probe), weakref.ref(parameters)
         self._left = _STEPS
         self._began = True
 
@@ -56,29 +56,29 @@ class UsageWarnings:
         """A step is over."""
         if not self._left:
             return
-        probe = self._probe()
+        probe, parameters = self._probe(), self._parameters()
         window = None if probe is None else probe._window
-        if probe is None or window is None or not self._began or not window.wanted(frame.step, frame.rank):
+        if probe is None or parameters is None or window is None or not self._began or not window.wanted(frame.step, frame.rank):
             return
         self._left = 0 if "skipped" in frame.scalars else self._left - 1  # an update was seen
-        if text := self._missing(probe, frame):
+        if text := self._missing(probe, parameters, frame):
             self._left = 0
             _log.warning(text)
 
-    def _missing(self, probe: Probe, frame: Frame) -> str:
+    def _missing(self, probe: ProbeBase, parameters: ParameterMonitor, frame: Frame) -> str:
         if not probe._models:
             return "" if frame.samples else "no model is watched: call attach(model, optimizer) before the first step"
         wanted = _wanted(probe)
         if not wanted:
             return ""
-        if probe.parameters.without_optimizer:
+        if parameters.without_optimizer:
             return f"{', '.join(wanted)}: attach was given no optimizer, so this is not watched; give it one, or switch this off"
-        if "skipped" not in frame.scalars and not self._left and probe.parameters.watches:
-            names = ", ".join(type(optimizer).__name__ for optimizer in probe.parameters.optimizers) or "the optimizer"
+        if "skipped" not in frame.scalars and not self._left and parameters.watches:
+            names = ", ".join(type(optimizer).__name__ for optimizer in parameters.optimizers) or "the optimizer"
             return f"no update by {names} was seen in {_STEPS} steps; attach the optimizer that trains the model; a step holds one update"
         return ""
 
 
-def _wanted(probe: Probe) -> Sequence[str]:
+def _wanted(probe: ProbeBase) -> Sequence[str]:
     monitor = probe.monitor
     return [f"monitor.{name}" for name in _SWITCHES if monitor is not None and monitor.enabled and getattr(monitor, name)]

@@ -21,7 +21,7 @@ from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import ChangedRows, RowsEdit
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.probe import Probe
+    from msprobe_integrations.common.monitor.parts import ProbeBase
 
 
 class Exchange(Protocol):
@@ -125,7 +125,7 @@ class Pieces:
         drawn: families that get a histogram of each tensor, and its kind.
     """
 
-    def __init__(self, probe: Probe) -> None:
+    def __init__(self, probe: ProbeBase) -> None:
         self._probe = probe
         self._shapes: dict[tuple[Piece, TensorDescription], TensorDescription] = {}
         self._merges: dict[Exchange, tuple[list[str], list[int], list[dict[str, Any]]]] = {}

@@ -14,15 +14,14 @@ from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import ChangedRows
 from msprobe_integrations.common.parameters.gradients import REDUCED, UNSCALED, set_values
-from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
-from msprobe_integrations.common.parameters.source import ParameterSource
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler, ParameterSource
 from msprobe_integrations.common.ranks.exchanges import Exchanges
 from msprobe_integrations.common.ranks.replica_channel import Ranks
 from msprobe_integrations.common.ranks.replicas import PART as REPLICAS
 from msprobe_integrations.common.ranks.replicas import ReplicaCheck
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.probe import Probe
+    from msprobe_integrations.common.monitor.parts import ProbeBase
 
 
 Find = Callable[[Any, Sequence[Any], Any], "ParameterSource | None"]
@@ -64,7 +63,7 @@ class ParameterMonitor:
         owned: names of the parameters that have been in an optimizer.
     """
 
-    def __init__(self, probe: Probe, find: Find, exchanges: Exchanges, ranks: Ranks) -> None:
+    def __init__(self, probe: ProbeBase, find: Find, exchanges: Exchanges, ranks: Ranks) -> None:
         self.watches: list[ParameterSampler] = []
         self.optimizers: list[Any] = []
         self.exchanges = exchanges
@@ -93,11 +92,11 @@ class ParameterMonitor:
             if source is not None:
                 watch = ParameterSampler(self._probe, source)
                 watch.on_update = attached.on_update
-                watch.replicas = self.replicas
+                watch.replicas, watch.owned = self.replicas, self.owned
                 self.watches.append(watch)
         if self._probe.faults.enabled(REPLICAS) and not self._left:
             with self._probe.guard(REPLICAS):
-                self.replicas.attach(self.watches)
+                self.replicas.attach([watch.source for watch in self.watches])
 
     @property
     def without_optimizer(self) -> bool:
@@ -170,7 +169,7 @@ class ParameterMonitor:
         self.exchanges.close()
 
 
-def note_norms(probe: Probe, given: Mapping[str, Any]) -> None:
+def note_norms(probe: ProbeBase, given: Mapping[str, Any]) -> None:
     """Note ``update_norm``, ``param_norm`` and ``grad_norm`` of the step that ends, over the parameters of this rank: whole ones where
     the rows of shards are merged, and none where they should have been and could not be. Numbers that are there already stay, and those
     that are `given` come. To be called behind all other edits of the step.

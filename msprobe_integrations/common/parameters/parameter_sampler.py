@@ -14,16 +14,16 @@ clipped      grad_reduced          as the optimizer gets it, where gradients wer
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from msprobe_engine.core.guard import Guard, raise_of_training
 from msprobe_engine.core.records import FINER_COPY, LEFT_OPTIMIZER, NO_GRADIENT, Sample
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
+from msprobe_integrations.common.parameters.source import ParameterValues
 from msprobe_integrations.common.parameters.updates import Updates
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.probe import Probe
-    from msprobe_integrations.common.parameters.source import ParameterSource
+    from msprobe_integrations.common.monitor.parts import ProbeBase
     from msprobe_integrations.common.ranks.replicas import ReplicaCheck
 
 GRADIENTS, UNREDUCED, MICRO = "monitor.gradients", "monitor.unreduced_gradients", "monitor.micro_batch_gradients"
@@ -33,6 +33,27 @@ OWN_FAMILIES = frozenset(("exp_avg", "exp_avg_sq"))
 """States that are a family of their own; all others are ``opt_state``."""
 _ALL: set[Piece] = set()
 _OF_AN_ATTEMPT = ("phase", "_taken", "_noted", "_micro", "_micro_seen", "_changed", "_readied", "_samples")
+
+
+class ParameterSource(ParameterValues, Protocol):
+    """`ParameterValues`, and when an update begins and ends."""
+
+    def connect(self, watch: ParameterSampler) -> None:
+        """Put on what is needed as long as the watch lives: the borders of an update. Calls `watch.before_step`, `watch.ready`,
+        `watch.after_step`."""
+        ...
+
+    def open(self) -> None:
+        """A monitored step begins: put on what only such steps need (hooks on single parameters). Called again in the next one."""
+        ...
+
+    def shut(self) -> None:
+        """The next step is not monitored: take off what `open` put on."""
+        ...
+
+    def close(self) -> None:
+        """Take everything off."""
+        ...
 
 
 class ParameterSampler:
@@ -45,16 +66,18 @@ class ParameterSampler:
     Attributes:
         on_update: called after every update of the optimizer with True when it was skipped; for loops that take an update for a step.
         replicas: told of every update; None: nobody compares replicas.
+        owned: names of the parameters that have been in an optimizer.
         entry_only: gradients are taken only at the entry of the optimizer's step, under the phase they have reached by then.
         idle: monitored steps that have ended since the last update; -1 before the first.
         in_place: between the backward pass and the update gradients change without a new version (a reduction over ranks).
     """
 
-    def __init__(self, probe: Probe, source: ParameterSource) -> None:
+    def __init__(self, probe: ProbeBase, source: ParameterSource) -> None:
         monitor = probe.monitor
         assert monitor is not None
         self.on_update: Callable[[bool], None] | None = None
         self.replicas: ReplicaCheck | None = None
+        self.owned: set[str] = set()
         self.entry_only = False
         self.idle = -1
         self.in_place = True
@@ -127,7 +150,7 @@ class ParameterSampler:
     @property
     def awake(self) -> bool:
         """The entry of the next update is wanted: by the families, or to compare replicas."""
-        return self.active or (self.replicas is not None and self.replicas.due(self))
+        return self.active or (self.replicas is not None and self.replicas.due(self.source))
 
     def guard(self, part: str) -> Guard:
         return self._probe.guard(part)
@@ -193,7 +216,7 @@ class ParameterSampler:
             self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
             self._note_untrained()
         if self.replicas is not None:
-            self.replicas.before_update(self)
+            self.replicas.before_update(self.source, self.active)
 
     def ready(self, pieces: Sequence[Piece] | None = None) -> None:
         """Gradients and states are what the update will use: gradients in the present phase, states before, agreement.
@@ -238,7 +261,7 @@ class ParameterSampler:
         if not isinstance(skipped, bool) and self.active:
             self._pieces.only_unless(self._probe.pipeline.noted("skipped"), ("update", "ratio"))
         if self.replicas is not None:
-            self.replicas.after_update(self)
+            self.replicas.after_update(self.source, self.active)
         self.phase = REDUCED
         if self.on_update is not None:
             self.on_update(sure)
@@ -289,7 +312,7 @@ class ParameterSampler:
         owned = getattr(self.source, "owned", set)
         with self._probe.guard("untrained parameters"), self._probe.shield():
             held: set[Piece] = owned()
-            found, before = self._probe.pipeline.untrained, self._probe.parameters.owned
+            found, before = self._probe.pipeline.untrained, self.owned
             for piece in self.source.pieces:
                 name = f"{piece.name} (vpp stage {piece.vpp_stage})" if piece.vpp_stage else piece.name
                 if self.source.gradient(piece) is None:

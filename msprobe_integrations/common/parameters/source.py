@@ -1,8 +1,8 @@
 """Where a framework keeps gradients, parameters and states, and when they are what they are.
 
-A `ParameterSource` knows one framework: which part of which parameter this rank holds and which moments a step has. `ParameterSampler`
-knows the families and takes them at these moments; it is the same for all frameworks. Sources are found from the objects that are
-passed, never from what is importable.
+A `ParameterSource` knows one framework: which part of which parameter this rank holds (`ParameterValues`), and which moments a step has.
+`ParameterSampler` knows the families and takes them at these moments; it is the same for all frameworks. Sources are found from the
+objects that are passed, never from what is importable.
 """
 
 from __future__ import annotations
@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple, Protocol
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.gradients import Piece
-    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 
 
 class Replicas(NamedTuple):
@@ -32,7 +31,7 @@ class Replicas(NamedTuple):
     late: bool = False
 
 
-class ParameterSource(Protocol):
+class ParameterValues(Protocol):
     """One framework's view of the parameters of one optimizer on this rank.
 
     What `gradient`, `value`, `main` and `states` give is what this rank holds: of a sharded piece its part, else the whole tensor. None
@@ -69,21 +68,4 @@ class ParameterSource(Protocol):
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Groups of ranks that hold the same parameter as this rank does."""
-        ...
-
-    def connect(self, watch: ParameterSampler) -> None:
-        """Put on what is needed as long as the watch lives: the borders of an update. Calls `watch.before_step`, `watch.ready`,
-        `watch.after_step`."""
-        ...
-
-    def open(self) -> None:
-        """A monitored step begins: put on what only such steps need (hooks on single parameters). Called again in the next one."""
-        ...
-
-    def shut(self) -> None:
-        """The next step is not monitored: take off what `open` put on."""
-        ...
-
-    def close(self) -> None:
-        """Take everything off."""
         ...

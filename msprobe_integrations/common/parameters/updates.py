@@ -11,13 +11,13 @@ from msprobe_integrations.common.parameters.gradients import Piece, Pieces
 from msprobe_integrations.common.parameters.update_pairs import KNOWN
 
 if TYPE_CHECKING:
-    from msprobe_integrations.common.monitor.probe import Probe
-    from msprobe_integrations.common.parameters.source import ParameterSource
+    from msprobe_integrations.common.monitor.parts import ProbeBase
+    from msprobe_integrations.common.parameters.source import ParameterValues
 
 _log = get_logger()
 AGREEMENT_TAG = "mg_direction"
 IN_NO_OPTIMIZER = "in_no_optimizer"
-"""Key of `ParameterSource.hyper` of a parameter that no optimizer updates."""
+"""Key of `ParameterValues.hyper` of a parameter that no optimizer updates."""
 _NAMED = 3
 """Such parameters that the log names."""
 
@@ -25,7 +25,7 @@ _NAMED = 3
 class Updates:
     """Families ``update``, ``ratio`` and momentum agreement of one source."""
 
-    def __init__(self, probe: Probe, pieces: Pieces, source: ParameterSource) -> None:
+    def __init__(self, probe: ProbeBase, pieces: Pieces, source: ParameterValues) -> None:
         self._probe = probe
         self._pieces = pieces
         self._source = source

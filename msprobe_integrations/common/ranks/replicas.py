@@ -36,10 +36,9 @@ from msprobe_integrations.common.ranks.replica_channel import Channel, Differenc
 
 if TYPE_CHECKING:
     from msprobe_engine.core.settings.schema import ReplicaCheckSettings
-    from msprobe_integrations.common.monitor.probe import Probe
+    from msprobe_integrations.common.monitor.parts import ProbeBase
     from msprobe_integrations.common.parameters.gradients import Piece
-    from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
-    from msprobe_integrations.common.parameters.source import Replicas
+    from msprobe_integrations.common.parameters.source import ParameterValues, Replicas
 
 PART = "monitor.replica_check"
 PARAM, GRAD = "param", "grad"
@@ -56,7 +55,7 @@ class _Take:
     """One digest to take; several groups may compare it."""
 
     place: int
-    watch: ParameterSampler
+    source: ParameterValues
     piece: Piece
     kind: str
     part: bool
@@ -64,10 +63,9 @@ class _Take:
 
     def tensor(self) -> Any:
         """What it is of, now."""
-        source = self.watch.source
         if self.kind == GRAD:
-            return source.gradient(self.piece)
-        return source.value(self.piece) if self.part else self.piece.parameter
+            return self.source.gradient(self.piece)
+        return self.source.value(self.piece) if self.part else self.piece.parameter
 
 
 @dataclass(frozen=True, eq=False)
@@ -95,19 +93,19 @@ class ReplicaCheck:
         probe: its settings say what is compared; alerts go to its pipeline.
     """
 
-    def __init__(self, probe: Probe, ranks: Ranks) -> None:
+    def __init__(self, probe: ProbeBase, ranks: Ranks) -> None:
         self._probe = probe
         self._ranks = ranks
         self._settings: ReplicaCheckSettings | None = None
         self._start = 0
         self._first = True
-        self._watches: list[ParameterSampler] = []
+        self._sources: list[ParameterValues] = []
         self._groups: dict[tuple[int, ...], _Group] = {}
         self._channels: dict[tuple[int, ...], Channel] = {}
-        self._takes: dict[tuple[ParameterSampler, bool], list[_Take]] = {}
+        self._takes: dict[tuple[ParameterValues, bool], list[_Take]] = {}
         self._count = 0
-        self._pending: set[ParameterSampler] = set()
-        self._taken: set[ParameterSampler] = set()
+        self._pending: set[ParameterValues] = set()
+        self._taken: set[ParameterValues] = set()
         self._rows: Words = np.zeros(0, np.int64)
         self._samples: Any = None
         self._said: set[tuple[int, ...]] = set()
@@ -115,11 +113,11 @@ class ReplicaCheck:
         self._idle = False
         self._rule = replica_rule(probe.pipeline.rules)
 
-    def attach(self, watches: Sequence[ParameterSampler]) -> None:
-        """Compare what these watches have."""
+    def attach(self, sources: Sequence[ParameterValues]) -> None:
+        """Compare what these sources give."""
         monitor = self._probe.monitor
         settings = monitor.replica_check if monitor is not None and monitor.enabled else None
-        self._watches = []
+        self._sources = []
         self._pending.clear()
         self._taken.clear()
         self._settings = settings if settings is not None and settings.interval and (settings.parameters or settings.gradients) else None
@@ -132,10 +130,10 @@ class ReplicaCheck:
         self._count = 0
         self._takes = {}
         groups: dict[tuple[int, ...], _Group] = {}
-        for watch in watches:
-            for piece in watch.source.pieces:
+        for source in sources:
+            for piece in source.pieces:
                 takes: dict[tuple[str, bool, bool], _Take] = {}
-                for replicas in watch.source.replicated(piece):
+                for replicas in source.replicated(piece):
                     ranks = tuple(sorted(self._ranks.members(replicas.group)))
                     if monitor.rank:
                         ranks = tuple(r for r in ranks if r in monitor.rank)
@@ -143,22 +141,22 @@ class ReplicaCheck:
                         continue  # with targets one of the names of an embedding may be chosen, the other not
                     for key in _wanted(self._settings, piece, replicas):
                         if key not in takes:
-                            takes[key] = self._take(watch, piece, *key)
+                            takes[key] = self._take(source, piece, *key)
                         group = groups.setdefault(ranks, _Group())
                         group.takes.append(takes[key])
                         group.labels.append(replicas.label)
-        if watches and not groups and rank == 0 and not self._idle:
+        if sources and not groups and rank == 0 and not self._idle:
             self._idle = True
             _log.warning("monitor.replica_check: rank 0 holds no parameter that another rank holds too; nothing is compared there")
         self._keep(groups)
         self._rows = np.full(self._count, _NOT_TAKEN, np.int64)
         if self._channels:
-            self._watches = list(watches)
+            self._sources = list(sources)
 
-    def _take(self, watch: ParameterSampler, piece: Piece, kind: str, part: bool, before: bool) -> _Take:
-        take = _Take(self._count, watch, piece, kind, part, before)
+    def _take(self, source: ParameterValues, piece: Piece, kind: str, part: bool, before: bool) -> _Take:
+        take = _Take(self._count, source, piece, kind, part, before)
         self._count += 1
-        self._takes.setdefault((watch, before), []).append(take)
+        self._takes.setdefault((source, before), []).append(take)
         return take
 
     def _keep(self, groups: dict[tuple[int, ...], _Group]) -> None:
@@ -179,36 +177,37 @@ class ReplicaCheck:
     # in a step
 
     def begin_step(self, step: int) -> None:
-        if self._settings is None or not self._watches:
+        if self._settings is None or not self._sources:
             return
         self.poll()
         if step >= self._start and (self._first or step % self._settings.interval == 0):
             self._first = False
-            self._pending = set(self._watches)
+            self._pending = set(self._sources)
         self._samples = self._probe.pipeline.samples
 
-    def due(self, watch: ParameterSampler) -> bool:
-        """The update of this watch that comes next is compared."""
-        return watch in self._pending
+    def due(self, source: ParameterValues) -> bool:
+        """The update of this source that comes next is compared."""
+        return source in self._pending
 
-    def before_update(self, watch: ParameterSampler) -> None:
-        if watch in self._pending:
-            self._reduce(watch, True)
+    def before_update(self, source: ParameterValues, active: bool) -> None:
+        """The update begins; `active`: the step is monitored, too."""
+        if source in self._pending:
+            self._reduce(source, True, active)
 
-    def after_update(self, watch: ParameterSampler) -> None:
-        if watch in self._pending:
-            self._reduce(watch, False)
-            self._pending.discard(watch)
+    def after_update(self, source: ParameterValues, active: bool) -> None:
+        if source in self._pending:
+            self._reduce(source, False, active)
+            self._pending.discard(source)
 
-    def _reduce(self, watch: ParameterSampler, before: bool) -> None:
-        probe, takes = self._probe, self._takes.get((watch, before))
+    def _reduce(self, source: ParameterValues, before: bool, active: bool) -> None:
+        probe, takes = self._probe, self._takes.get((source, before))
         if not takes or not probe.faults.enabled(PART):
             return
         backend = probe.backend
         had = backend.want_digest
         with probe.guard(PART), probe.shield():
             try:
-                if not had or not watch.active:
+                if not had or not active:
                     backend.want_digest = True
                     backend.forget()  # what was reduced before the reduction over ranks, or the update, counts no more
                 for take in takes:
@@ -216,11 +215,11 @@ class ReplicaCheck:
                     self._rows[take.place] = _NONE if tensor is None else backend.reduce(tensor).row
             finally:
                 backend.want_digest = had
-            self._taken.add(watch)
+            self._taken.add(source)
 
     def end_step(self, step: int) -> None:
         """The step is over, its rows are about to be sent to the host."""
-        if not self._watches:
+        if not self._sources:
             return
         with self._probe.guard(PART):
             self.poll()
@@ -263,13 +262,13 @@ class ReplicaCheck:
 
     def detach(self) -> None:
         """Let go of what is compared; connections of ranks stay for the next `attach`."""
-        self._watches, self._groups, self._takes = [], {}, {}
+        self._sources, self._groups, self._takes = [], {}, {}
         self._pending.clear()
         self._taken.clear()
 
     def close(self, *why: str) -> None:
         """Leave the groups; `why` is for the other ranks, nothing: the probe is closed."""
-        self._watches = []
+        self._sources = []
         channels, self._channels = self._channels, {}
         for channel in channels.values():
             channel.close(*why)

@@ -25,7 +25,7 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
 from msprobe_integrations.common.gradient_probe.updates import PART, GradientUpdates, bare
 from msprobe_integrations.common.parameters.gradients import Piece
-from msprobe_integrations.common.parameters.source import ParameterSource
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSource
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.dump.checks import MODELS, Models

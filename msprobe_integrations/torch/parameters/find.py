@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 from torch import nn
 
 from msprobe_integrations.common.monitor.probe import Probe
-from msprobe_integrations.common.parameters.source import ParameterSource
+from msprobe_integrations.common.parameters.parameter_sampler import ParameterSource
 from msprobe_integrations.requirements import MissingNameError
 
 OURS = {"deepspeed": "msprobe_integrations.deepspeed.source", "megatron": "msprobe_integrations.megatron.source"}
