@@ -23,7 +23,7 @@ from msprobe_integrations.torch.statistics.checksums import Staging, xor_into
 from msprobe_integrations.torch.statistics.derived import PairRows
 from msprobe_integrations.torch.statistics.device.reduce import DeviceReduce
 from msprobe_integrations.torch.statistics.device_rows import DeviceRows, Taker
-from msprobe_integrations.torch.statistics.pending import Seen, Step, TorchPendingRows, quiet
+from msprobe_integrations.torch.statistics.pending import LateScale, Seen, Step, TorchPendingRows, quiet
 from msprobe_integrations.torch.statistics.rows import CODES, LAUNCHERS, MANY, host_flags, is_repeated, reduce_cpu, reduce_device
 from msprobe_integrations.torch.tensors import describe as _describe
 from msprobe_integrations.torch.tensors import quantized
@@ -293,7 +293,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             self._launch(step, data, row)
         scales = quantized.scales(tensor)
         if scales is not None and (scale_row := self._reduce_any(step, scales).row) >= 0:
-            late = quantized.LateScale(min=None, max=None)
+            late = LateScale(min=None, max=None)
             step.scales.append((late, scale_row))
             description = description._replace(extra=(*description.extra, ("scale_inv", late)))
         return TensorRef(row, description)  # not remembered: its codes are written by kernels, without new versions

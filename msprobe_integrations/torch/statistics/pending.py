@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,6 @@ from msprobe_integrations.torch.statistics.capture_mode import relax_capture_mod
 from msprobe_integrations.torch.statistics.checksums import Staging
 from msprobe_integrations.torch.statistics.device_rows import DeviceRows
 from msprobe_integrations.torch.statistics.streams import host_memory, side_stream, wait_for
-from msprobe_integrations.torch.tensors.quantized import LateScale
 
 _dispatch_modes = torch._C._len_torch_dispatch_stack
 _NoFunction = torch._C.DisableTorchFunction
@@ -40,6 +40,19 @@ def quiet() -> Iterator[None]:
 
 Seen = tuple[Any, int, TensorRef, int, int, int]
 """What a row was made of: a weak reference to the tensor, its version, the row, and on the host address, bytes and sample of its memory."""
+
+
+class LateScale(dict[str, Any]):
+    """``{"min": ..., "max": ...}`` of the scales of a quantized tensor, filled when the rows of the step are on the host."""
+
+    def put(self, row: Rows) -> None:
+        """`row`: that of the scales, [16]."""
+        found = _rows.read(row)
+        for key, number in (("min", found.min), ("max", found.max)):
+            self[key] = number if number is None or math.isfinite(number) else str(number)
+
+    def __repr__(self) -> str:
+        return f"{super().__repr__()} at {id(self)}"  # descriptions that are equal as text are one object
 
 
 class Step:

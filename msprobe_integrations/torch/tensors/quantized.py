@@ -11,8 +11,6 @@ from typing import Any
 import torch
 
 from msprobe_engine.core.guard import suppress_faults
-from msprobe_engine.core.statistics import rows as _rows
-from msprobe_engine.core.statistics.rows import Rows
 from msprobe_integrations.torch.statistics import device_rows
 from msprobe_integrations.torch.statistics import rows as statistics
 from msprobe_integrations.torch.tensors.dtensors import local
@@ -67,19 +65,6 @@ def scales(tensor: Any) -> Tensor | None:
         high, wide = math.ceil(height / _BLOCKWISE), math.ceil(width / _BLOCKWISE)
         used = (found.shape[0], found.shape[1]) if square is None else (high, wide) if square else (wide, height)
     return found[: used[0], : used[1]] if used[0] <= found.shape[0] and used[1] <= found.shape[1] else None
-
-
-class LateScale(dict[str, Any]):
-    """``{"min": ..., "max": ...}`` of the scales, filled when the rows of the step are on the host."""
-
-    def put(self, row: Rows) -> None:
-        """`row`: that of the scales, [16]."""
-        found = _rows.read(row)
-        for key, number in (("min", found.min), ("max", found.max)):
-            self[key] = number if number is None or math.isfinite(number) else str(number)
-
-    def __repr__(self) -> str:
-        return f"{super().__repr__()} at {id(self)}"  # descriptions that are equal as text are one object
 
 
 def blocks_of(tensor: Any) -> int:

@@ -81,7 +81,7 @@ class Batch:
         def check() -> str:
             from msprobe_integrations.torch.statistics.device import check as device_check  # imports Triton
 
-            return device_check.check_many(launcher, aligned)
+            return device_check.check_many(launcher, aligned, launch_lines)
 
         what = ("many", launcher.many.__name__, aligned, *launcher.constants.values())
         with quiet():

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import numpy as np
@@ -13,7 +13,6 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.statistics import histograms, host_kernel, pairs
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.statistics import pair_kernels as pairkernels
-from msprobe_integrations.torch.statistics.device import batch as device_batch
 from msprobe_integrations.torch.statistics.device import histogram as device_histogram
 from msprobe_integrations.torch.statistics.device import launch as _launch
 from msprobe_integrations.torch.statistics.device import pair_launch as device_pair_launch
@@ -103,8 +102,8 @@ def known_data(launcher: _launch.Launcher) -> tuple[list[torch.Tensor], tuple[in
     return bits, made, None
 
 
-def check_many(launcher: _launch.Launcher, aligned: int) -> str:
-    """Known numbers of several sizes by one launch and by one each: the rows are the same, but for the rounding of sums."""
+def check_many(launcher: _launch.Launcher, aligned: int, at_once: Callable[[_launch.Launcher, int, list[_launch.Numbers]], None]) -> str:
+    """Known numbers of several sizes by one launch (`at_once`) and by one each: the rows are the same, but for the rounding of sums."""
     with _aside(launcher.device):
         known, numbers, _kept = known_data(launcher)
         begins = (0, 16, 16) if aligned == launcher.whole else (0, 1, 3)
@@ -115,7 +114,7 @@ def check_many(launcher: _launch.Launcher, aligned: int) -> str:
             launcher.launch(part, row, launcher.numbers((0, 0, 0, 0, *numbers)))
             data = [one.data_ptr() for one in part]
             lines.append((data[0], other.data_ptr(), len(part[0]), *data[1:], *numbers))
-        device_batch.launch_lines(launcher, aligned, lines)
+        at_once(launcher, aligned, lines)
         alone, together = rows.cpu().numpy()
     return next((wrong for row, other in zip(alone, together) if (wrong := compare(other, row))), "")
 
