@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import graphlib
 import itertools
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -79,3 +81,35 @@ def test_no_two_integrations_may_import_each_other(contracts: list[dict[str, Any
     wanted |= {(f"{package}.common", one) for one in frameworks}
     wanted |= {(one, f"{package}.doctor") for one in _packages(package) if not one.endswith(".doctor")}
     assert not wanted - kept
+
+
+CIRCLES = """
+msprobe_engine.accuracy.online.tcp connection server
+msprobe_engine.align sources static_graph_sources
+msprobe_engine.config.launch_scripts.shell assignments commands.builtins commands.call commands.printing control evaluate
+msprobe_engine.find.difference attribution harmless.bookkeeping harmless.left_out harmless.loss_scale harmless.same_result \
+kept_tensors lone_arguments noise.carried noise.incoming noise.notes optimizer.cancelling_gradients walk
+msprobe_engine.formats.dump completeness dump_table notebook.step_dump reader record_rows static_graph stream
+msprobe_engine.formats.dump read_far replicas
+msprobe_engine.formats.dump.notebook api pandas_table record
+msprobe_integrations.torch.statistics device.check device.histogram device.launch device.pair_launch pair_kernels rows
+msprobe_integrations.torch.training.plain loop training_detector
+"""
+"""Files that import each other in a circle, one circle a line: what their names begin with, and the rest of each."""
+_IMPORT = re.compile(r"^\s*(?:from (msprobe[\w.]*) import (\([^)]*\)|.*)|import (msprobe[\w.]*))", re.MULTILINE)
+
+
+def test_no_new_circle_of_files() -> None:
+    """No files import each other in a circle but those of `CIRCLES`; imports inside of functions and those for types count, too."""
+    root = Path(__file__).parents[2]
+    paths = [path for package in ("msprobe", "msprobe_engine", "msprobe_integrations") for path in (root / package).rglob("*.py")]
+    texts = {".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path.read_text("utf-8") for path in paths}
+    known = {f"{start}.{name}": line for line in CIRCLES.strip().splitlines() for start, *names in [line.split()] for name in names}
+    imports: dict[str, set[str]] = {}
+    for file, text in texts.items():
+        for base, names, module in _IMPORT.findall(text):
+            found = {f"{base}.{name}" if f"{base}.{name}" in texts else base for name in re.findall(r"\w+", names)} | {module}
+            imports.setdefault(known.get(file, file), set()).update(known.get(one, one) for one in found if one and one != file)
+    for circle in known.values():
+        imports[circle].discard(circle)
+    graphlib.TopologicalSorter(imports).prepare()  # raises with the names of a circle
