@@ -20,9 +20,9 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.measure import missing_statistics
 from msprobe_engine.probe.rules.registry import RULES
 from msprobe_engine.report.diagnosis.page import page
-from msprobe_engine.report.web import sentences, texts
+from msprobe_engine.report.web import sentences
 from msprobe_engine.report.web.markup import text
-from msprobe_engine.report.web.texts import in_chinese
+from msprobe_engine.report.web.sentences import in_chinese
 
 ENGINE = Path(sentences.__file__).parents[2]
 
@@ -49,7 +49,7 @@ def test_every_sentence_has_chinese() -> None:
         if "Sentence(" in source:
             used |= _templates(ast.parse(source))
     used |= known_terms().reasons() | environment_rules().reasons() | {why for _, _, why in system.RULES}
-    known = sentences.templates()
+    known = sentences.templates(sentences.SENTENCES)
     assert not used - known.keys()
     assert not {one for one in known.keys() - used if re.search("[A-Za-z]{2}", re.sub(r"\{\d\}", "", one))}
     for english, chinese in known.items():
@@ -66,7 +66,7 @@ def test_texts_of_files_have_chinese() -> None:
             assert not re.search("[a-z]{3,} [a-z]{2,} [a-z]{2,}", re.sub("`.*?`", "", in_chinese(one))), one
     sources = " ".join(path.read_text(encoding="utf-8") for path in [*RULES_AND_ROWS, Path(missing_statistics.__file__)])
     words = set(re.findall("[A-Za-z]{3,}", sources))
-    for english, chinese in texts.templates().items():
+    for english, chinese in sentences.templates(sentences.TEXTS).items():
         assert sorted(re.findall(r"\{\d", english)) == sorted(re.findall(r"\{\d", chinese)), english
         assert set(re.findall("[A-Za-z]{3,}", english)) <= words, english
 

@@ -51,7 +51,7 @@ class Run:
         self.various: set[Kind] = set()  # kinds of calls that some ranks make more often in the update
         self.rows: list[dict[int, int] | None] = [None]  # row of the first piece -> row of this one; None: the same
         for piece in self.pieces[1:]:
-            self.rows.append(None if _alike(self.first, piece.side) else self._beside(piece))
+            self.rows.append(None if self.first.ops == piece.side.ops and self.first.name == piece.side.name else self._beside(piece))
         self.micro = 1 + max(piece.micro for piece in self.pieces)
         self._stats = [piece.side.stats for piece in self.pieces]
 
@@ -125,7 +125,3 @@ class Run:
 def updates(tree: Tree) -> Counter[Kind]:
     """How many calls of each kind follow the backward pass."""
     return Counter(tree.kinds[last_backward(tree) + 1 :])
-
-
-def _alike(first: DumpTable, second: DumpTable) -> bool:
-    return first.ops == second.ops and first.name == second.name

@@ -12,8 +12,7 @@ from collections.abc import Mapping as Mapping_
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from msprobe_engine.align.parameters.leftover_names import prefixes
-from msprobe_engine.align.parameters.lost_names import lost_slots
+from msprobe_engine.align.parameters.leftover_names import lost_slots, prefixes
 from msprobe_engine.align.parameters.mapped_names import mapped
 from msprobe_engine.align.parameters.mapping_file import Mapping
 from msprobe_engine.align.parameters.model_facts import Model

@@ -168,7 +168,7 @@ def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_file
     names = [f"{title} arguments: {_typed(name)}" if key(name) in side.settings else "" for name, side in of_sides]
     shared = next(name for name in names if name)
     severity, why = one.severity, one.why
-    if one.matters and not one.term and _differ_by_start_time(one.bench, one.cmp):
+    if one.matters and not one.term and _START_TIME.sub("", one.bench) == _START_TIME.sub("", one.cmp) != "":
         severity, why = HARMLESS, Sentence("only the time in it differs, which is that of the start")
     elif one.matters and all(os.path.basename(value) in files for value, files in zip((one.bench, one.cmp), own_files)):
         severity, why = HARMLESS, Sentence("it names the pack, or a file whose settings are in it")
@@ -184,10 +184,6 @@ def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_file
         severity=severity,
         why=why,
     )
-
-
-def _differ_by_start_time(a: str, b: str) -> bool:
-    return _START_TIME.sub("", a) == _START_TIME.sub("", b) != ""
 
 
 def _typed(name: str) -> str:

@@ -6,19 +6,21 @@ From our files zero, positive, negative and NaN are told apart (`signs.Agreement
 
 from __future__ import annotations
 
+import io
 import os
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msprobe_engine.core.errors import MissingExtraError, UsageError
+from msprobe_engine.core.errors import MissingExtraError, UsageError, needs_extra
 from msprobe_engine.core.io.csv_text import format_rows
 from msprobe_engine.core.io.output_files import make_directory, replace_file
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.grad_probe import layout, signs
+from msprobe_engine.formats.grad_probe.layout import file_stem
 from msprobe_engine.formats.grad_probe.read import Direction, RankFiles
 
 LOWEST_FIRST = 0.97
@@ -271,8 +273,6 @@ def write_result(result: RankResult, output: Path, rank: int | None, *, plots: b
     _write_csv(output / SUSPECTS, [["step", "param_name", "similarity", "why"], *lines])
     if plots:
         try:
-            from msprobe_engine.formats.grad_probe.plots import write_plots
-
             write_plots(result.steps, curves, output / PICTURES, progress)
         except MissingExtraError as error:
             _log.warning("no pictures: %s", error)
@@ -291,3 +291,39 @@ def is_rank_directory(path: Path) -> bool:
     """
     files = RankFiles(path)
     return bool(files.steps or files.tables)
+
+
+def write_plots(
+    steps: Sequence[int],
+    curves: Mapping[str, Sequence[float]],
+    directory: Path,
+    progress: Callable[[Iterable[Any], str], Iterable[Any]],
+) -> None:
+    """Write ``{name}_similarities.png`` of each curve.
+
+    Args:
+        steps: x axis.
+        curves: name to one value per step.
+
+    Raises:
+        MissingExtraError: matplotlib is not installed.
+        SinkError: a file cannot be written.
+    """
+    with needs_extra("matplotlib", "plots", "a picture of similarities"):
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.figure import Figure
+    make_directory(directory, "pictures of similarities")
+    figure = Figure()
+    FigureCanvasAgg(figure)
+    axes = figure.add_subplot()
+    (line,) = axes.plot(steps, [0.0] * len(steps), marker="." if len(steps) < 50 else "")
+    axes.set_xlabel("steps")
+    axes.set_ylabel("similarities")
+    for name, values in progress(list(curves.items()), "drawing"):
+        line.set_ydata(values)
+        axes.relim()
+        axes.autoscale_view()
+        axes.set_title(f"{name}_similarities", parse_math=False)
+        picture = io.BytesIO()
+        figure.savefig(picture, format="png")
+        replace_file(directory / f"{file_stem(name)}_similarities.png", picture.getvalue())

@@ -32,7 +32,7 @@ def open_source(path: Path | str, wanted: Wanted | None = None, scheduler: str =
         reasons.append(str(error))
     if root.is_dir() or root.suffix == ".json":
         try:
-            found.append(_dump(root, wanted, scheduler))
+            found.append(DumpSource(open_dump(root), wanted, root, scheduler))
         except (DumpFormatError, UsageError) as error:
             reasons.append(str(error))
     if not found:
@@ -52,7 +52,3 @@ def open_monitor(path: Path | str, wanted: Wanted) -> Source:
         UsageError: there are none, or a time stamp is none.
     """
     return MonitorSource(open_run(path, since=wanted.since, until=wanted.until), wanted)
-
-
-def _dump(root: Path, wanted: Wanted, scheduler: str) -> Source:
-    return DumpSource(open_dump(root), wanted, root, scheduler)
