@@ -56,6 +56,9 @@ ADDITIONS = frozenset((
 ))  # fmt: skip
 """Operators that add or subtract tensors element by element."""
 
+ACCUMULATIONS = ADDITIONS | {"index_add", "index_add_", "scatter_add", "scatter_add_", "index_put_", "__setitem__"}
+"""Calls that add something to what is there, or write it into a part of it."""
+
 SCALINGS = frozenset((
     "mul", "mul_", "multiply", "__mul__", "__rmul__", "__imul__", "div", "div_", "divide", "true_divide", "__truediv__", "__itruediv__",
 ))  # fmt: skip

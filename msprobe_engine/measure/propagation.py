@@ -180,6 +180,11 @@ def backward(api: str | None, gradients: Sequence[Operand], kept: Sequence[Opera
     return Carried(grows * element, grows * whole)
 
 
+def update_of_zeros(element: float) -> float:
+    """Noise of elements of a parameter that was zero, after an update by gradients with such noise (`element`)."""
+    return math.sqrt(min(1.0, element)) * _OF_ZEROS
+
+
 def _worst(operands: Sequence[Operand]) -> tuple[float, float]:
     return max((one.noise.element for one in operands), default=0.0), max((one.noise.whole for one in operands), default=0.0)
 
@@ -199,7 +204,7 @@ def _product(operands: Sequence[Operand], result: Result, moved_weights: bool) -
 def _updated(operands: Sequence[Operand], result: Result, whole: float) -> Carried:
     """A parameter and what it is moved by, of which an optimizer makes as much where its gradient is nothing but noise."""
     if len(operands) <= 2:  # a parameter of zeros does not go in: what comes out is the update
-        return Carried(math.sqrt(min(1.0, _worst(operands)[0])) * _OF_ZEROS, whole)
+        return Carried(update_of_zeros(_worst(operands)[0]), whole)
     held, moved_by = operands[0], _worst(operands[1:])[0]
     size = held.rms / result.rms
     part = max(_OPTIMIZER_PART, abs(1.0 - size))

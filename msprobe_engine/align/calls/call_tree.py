@@ -276,6 +276,15 @@ class Tree:
         self._give(seen, at, outputs, own)
         return Producers(found)
 
+    @cached_property
+    def users(self) -> dict[int, list[int]]:
+        """Record -> records that take in what it gave out."""
+        found: dict[int, list[int]] = {}
+        for row, source in enumerate(self.producers.records):
+            if source >= 0:
+                found.setdefault(source, []).append(self.side.op[row])
+        return found
+
     def _give(self, seen: dict[int, int], op: int, outputs: list[int], own: set[int]) -> None:
         for mark in outputs:
             before = seen.get(mark)

@@ -19,12 +19,18 @@ ROUNDED = 0.1
 
 def part_strangers(pairs: CallPairs) -> None:
     """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
-    sides have one more of it, at different places. So is one that has none of the calls inside that the other one has."""
+    sides have one more of it, at different places. So is one that has none of the calls inside that the other one has, and one that is
+    given a dtype where the other one is given a device (``to``)."""
     first, second = pairs.forms
     mine, theirs = pairs.target.side, pairs.golden.side
     back = {j: i for i, j in pairs.found.items()}
     for i, j in list(pairs.found.items()):
-        if first[i] == second[j] or not calls_function(pairs.target.kinds[i]):
+        if not calls_function(pairs.target.kinds[i]):
+            continue
+        if pairs.target.kinds[i][-1] == "to" and _is_cast(pairs.target, i) != _is_cast(pairs.golden, j):
+            pairs.drop_with_twins(i, j, back)
+            continue
+        if first[i] == second[j]:
             continue
         rows = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
         shapes = [(mine.shape[x], theirs.shape[y]) for x, y in rows]
@@ -39,6 +45,12 @@ def part_strangers(pairs: CallPairs) -> None:
         known = [(a, b) for a, b in sources if not {a, b} <= {None} and (other or None not in (a, b))]
         if known and all(a is None or pairs.found.get(a) != b for a, b in known):
             pairs.drop_with_twins(i, j, back)
+
+
+def _is_cast(tree: Tree, op: int) -> bool | None:
+    """A call is given a dtype as text (or a device); None: neither."""
+    texts = [value for row in tree.side.rows(op) if isinstance(value := tree.side.values.get(row), str)]
+    return texts[0].startswith("torch.") if texts else None
 
 
 def part_other_forms(pairs: CallPairs) -> None:

@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_engine.align.calls import strangers
+from msprobe_engine.align.calls import reordered, strangers
 from msprobe_engine.align.calls.call_pairs import CallPairs
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.longest_common import align, gaps
@@ -61,6 +61,8 @@ class Matcher(CallPairs):
         super().__init__(target, golden)
         one_recorder = not dump_dialects.differ(target.side, golden.side)  # else one of them may not say what is a recomputation
         self._repeats = tuple(tree.recomputed if one_recorder else frozenset[int]() for tree in (target, golden))
+        mine, theirs = ({kind[2] for kind in tree.kinds if len(kind) == 4} for tree in (target, golden))
+        self._paths = mine & theirs
 
     def run(self, one_batch: bool = True) -> Structure:
         """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
@@ -76,6 +78,7 @@ class Matcher(CallPairs):
         if self._by_name(modules=True):
             self._trees()
         self._by_name()
+        reordered.match_by_argument(self)
         strangers.part_strangers(self)
         strangers.part_other_forms(self)
         strangers.match_by_numbers(self, one_batch)
@@ -128,7 +131,8 @@ class Matcher(CallPairs):
 
     def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
         """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
-        2: call; 3: a module by class, direction, shapes of its results and the calls right inside of it. What the backward pass makes again
+        2: call; 3: a module that the other side has no namesake of, by class, direction, shapes of its results and the calls right inside
+        of it. What the backward pass makes again
         belongs to what it makes again on the other side."""
         number, forms, repeats = self._numbers, self.forms[tree is self.golden], self._repeats[tree is self.golden]
         found = []
@@ -136,7 +140,7 @@ class Matcher(CallPairs):
             key: Hashable
             if level == 3:
                 kind = tree.kinds[op]
-                if len(kind) == 4:
+                if len(kind) == 4 and kind[2] not in self._paths:
                     inside = tuple(tree.kinds[child][-1] for child in tree.children.get(op, ()))
                     key = (level, kind[0], kind[3], tree.shapes(op).outputs, inside)
                 else:
@@ -204,8 +208,8 @@ class Matcher(CallPairs):
 
     def _opened(self, first: list[int], second: list[int]) -> list[tuple[int, int]]:
         """A module around others that only one side has (a wrapper) is taken away, and what is inside is matched in its place."""
-        inner = [self.target.children.get(i, [i]) for i in first]
-        other = [self.golden.children.get(j, [j]) for j in second]
+        inner = [self._inside(self.target, i) for i in first]
+        other = [self._inside(self.golden, j) for j in second]
         x, y = [i for some in inner for i in some], [j for some in other for j in some]
         if len(x) == len(first) and len(y) == len(second) and x == first and y == second:
             return []
@@ -216,6 +220,11 @@ class Matcher(CallPairs):
         ways = [(x, second), (first, y)]
         ways.sort(key=lambda way: -len(set(self._keys(self.target, way[0], 2)) & set(self._keys(self.golden, way[1], 2))))
         return self._lists(*ways[0]) or self._lists(*ways[1])
+
+    def _inside(self, tree: Tree, op: int) -> list[int]:
+        """The calls in a module that has no namesake on the other side; the call itself where it has, or is no module."""
+        kind = tree.kinds[op]
+        return tree.children.get(op, [op]) if len(kind) != 4 or kind[2] not in self._paths else [op]
 
     def _by_name(self, modules: bool = False) -> bool:
         """Records that came in another order, with the same name and shapes on both sides: those of modules, which may lack a result (a

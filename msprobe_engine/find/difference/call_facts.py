@@ -78,6 +78,7 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & ~(ours & (mine == 0)) & ~(others & (theirs == 0)),
     }
     for kind, where in differ.items():
+        where[walker.so_far] = False
         for at in np.flatnonzero(where).tolist():
             row, other = walker.rows[at]
             yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)

@@ -32,7 +32,7 @@ from msprobe_engine.find.difference import attribution, kept_tensors, lone_argum
 from msprobe_engine.find.difference.harmless import bookkeeping, flat_buffers, left_out, loss_scale, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
-from msprobe_engine.find.difference.optimizer import cancelling_gradients
+from msprobe_engine.find.difference.optimizer import cancelling_gradients, updates
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize, saved_tensors
@@ -84,6 +84,7 @@ class DifferenceWalk:
         other_update: the parameters were moved by other calls in the step before.
         updated: numbers of what the update of the step before gave out -> its noise.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
+        so_far: pairs of rows that are parts of a sum, which the sides add up in different orders.
         finished: records of the target that make of a result what a single call of the golden side gives.
         scale: of the loss, as many times the golden run's; it is taken out.
         by_mean: rows of the target of which the mean alone was compared.
@@ -124,6 +125,7 @@ class DifferenceWalk:
             left_out.masks_of_scores(self)
             left_out.finished_by_other_calls(self)
         left_out.unwritten_memory(self)
+        self.so_far = left_out.sums_so_far(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
     def follow(self, before: DifferenceWalk) -> None:
@@ -132,7 +134,8 @@ class DifferenceWalk:
         if before.cancelled.parameters or before.cancelled.vectors:
             cancelling_gradients.carry_over(self, before.cancelled)
         self.other_update = before.updates_otherwise
-        self.updated = before._carried.updated if before._carried is not None else {}
+        if before._carried is not None:
+            self.updated = updates.parameters_of_zeros(self, before) | before._carried.updated
         cancelling_gradients.tolerate_update(self, before)
 
     @cached_property
@@ -182,16 +185,10 @@ class DifferenceWalk:
         """Record of the target -> an argument of its call that one side alone gives."""
         return lone_arguments.lone_arguments(self) if self.one_layout else {}
 
-    @cached_property
+    @property
     def users(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """Of the target and of the golden side: record -> records that take in what it gave out."""
-        found: tuple[dict[int, list[int]], dict[int, list[int]]] = {}, {}
-        for tree, users in zip((self.target, self.golden), found):
-            for row in range(len(tree.side)):
-                source = tree.producers.get(row)
-                if source is not None:
-                    users.setdefault(source, []).append(tree.side.op[row])
-        return found
+        """`Tree.users` of the target and of the golden side."""
+        return self.target.users, self.golden.users
 
     def __getstate__(self) -> dict[str, Any]:
         """Pairs of rows go from one process to the other as an array: a tuple each would take many times as long."""

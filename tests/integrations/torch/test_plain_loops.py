@@ -289,6 +289,25 @@ def test_a_teacher_and_an_average_leave_no_trace() -> None:
         assert sum(s.family == "actv" and s.name.startswith("decoder") for s in frame.samples) == 2
 
 
+def test_float32_copies_of_the_parameters() -> None:
+    """An optimizer of float32 copies trains the model in 16 bits that they are cast back into."""
+    with cases.launched() as launch:
+        model = cases.two().bfloat16()
+        copies = [p.detach().float().requires_grad_() for p in model.parameters()]
+        optimizer = torch.optim.AdamW(copies, lr=0.01)
+        for number in range(3):
+            model(cases.batch(number).bfloat16()).square().mean().backward()
+            for one, p in zip(copies, model.parameters()):
+                one.grad, p.grad = p.grad.float(), None  # type: ignore[union-attr]
+            optimizer.step()
+            with torch.no_grad():
+                for one, p in zip(copies, model.parameters()):
+                    p.copy_(one)
+        del model, optimizer
+    assert [frame.step for frame in launch.frames] == [0, 1, 2]
+    assert len(launch.scalars("loss")) == 3
+
+
 def test_a_resumed_training_goes_on_counting() -> None:
     """The number of the first step is what the optimizer's own counter says after a checkpoint was loaded."""
     model = cases.two()

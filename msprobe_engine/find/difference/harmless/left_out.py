@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.align.calls.call_tree import Tree, calls_function
+from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import HANDS_ON, MOVES, of_reducer
+from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, factorize, roundoff
@@ -66,24 +67,31 @@ def without_effect(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -
 
 def given_by_one_side(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
     """What needs no partner: a result in place of which the other side gives none (the weights of an attention, what a recomputation does
-    not come to), and the gradient of such a result. Who uses it is compared.
+    not come to), and the gradient of such a result: who uses it is compared. And what a forward call takes in and its partner is not given
+    (a mask, for another kernel of attention): what they give is compared.
 
     Args:
         alone: rows of matched records without a partner, of both sides.
 
     Returns:
-        bool (pairs of rows,): such a result is one of the pair; `alone` without the gradients of such results.
+        bool (pairs of rows,): such a one is one of the pair; `alone` without the gradients of such results.
     """
     given = np.zeros(len(walker.rows), bool)
+    given[walker.so_far] = True
     without: tuple[set[str], set[str]] = set(), set()  # gradients of what the other side does not give
     for at, (row, other) in enumerate(walker.rows):
-        if not _is_result_of_one_side(walker, at):
-            continue
         here = isinstance(walker.side.shape[row], list)
+        op, role = walker.side.op[row], walker.side.role[row]
+        if here == isinstance(walker.golden.side.shape[other], list) or walker.target.kinds[op][0] != "forward":
+            continue
         (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, other))[:: 1 if here else -1]
-        if absent.values.get(lost) is None and absent.dtype[lost] in (None, _NULL):
+        if absent.values.get(lost) is not None or absent.dtype[lost] not in (None, _NULL):
+            continue
+        if role == OUTPUT:
             given[at] = True
             without[not here].add(forward_twin(side.name[full].replace(".output", ".gradient")))
+        elif role == INPUT:
+            given[at] = any(walker.measured.compared[one] for one in walker.span_of(op) if walker.side.role[walker.rows[one][0]] == OUTPUT)
     left = [
         [row for row in rows if forward_twin(side.name[row]).replace(".input", ".gradient") not in names]
         for rows, side, names in zip(alone, (walker.side, walker.golden.side), without)
@@ -202,6 +210,33 @@ def unwritten_memory(walker: DifferenceWalk) -> None:
     behind = (at for at, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[at] and walker.side.role[row] == OUTPUT)
     if any(not hands_on(walker, op[walker.rows[at][0]]) for at in behind):
         m.leave_out(bad, nonfinite=True)
+
+
+def sums_so_far(walker: DifferenceWalk) -> list[int]:
+    """Pairs of rows that stand for different parts of a sum, which are not compared: where two sides add up in different orders (a loop
+    over experts), what is there before and after each part; the whole is compared where it is used."""
+    groups: dict[tuple[Kind, int], list[tuple[int, int]]] = {}
+    for op, other in walker.structure.pairs:
+        if walker.target.kinds[op][-1] in ACCUMULATIONS and calls_function(walker.target.kinds[op]):
+            groups.setdefault((walker.target.kinds[op], walker.target.parents[op]), []).append((op, other))
+    found: list[int] = []
+    for group in groups.values():
+        if all(a[1] < b[1] for a, b in pairwise(group)):
+            continue
+        for op in _chained(walker.target, {op for op, _ in group}):
+            name, back = walker.side.ops[op], walker.side.ops[walker.target.twin(op) or op]
+            places = f"{name}.input.0", f"{name}.output.", f"{back}.output.0"
+            spans = (*walker.span_of(op), *walker.span_of_twin(op))
+            found += [at for at in spans if walker.side.name[walker.rows[at][0]].startswith(places)]
+    walker.measured.leave_out(found)
+    return found
+
+
+def _chained(tree: Tree, ops: set[int]) -> list[int]:
+    """Those of some calls that add to what another one of them gave, or give what another one adds to."""
+    side = tree.side
+    links = {op: source for op in ops for row in side.rows(op)[:1] if (source := tree.producers.get(row)) in ops}
+    return sorted({*links, *links.values()})
 
 
 def is_written_over(walker: DifferenceWalk, op: int, depth: int = 0) -> bool:

@@ -55,13 +55,18 @@ def without_scale(walker: DifferenceWalk, scale: float) -> Tree:
     side, golden = copy(walker.side), walker.golden.side
     left, right = factorize.columns(walker.rows)
     ratio, backward = _ratios(walker), _of_gradients(walker)
-    behind = np.frombuffer(bytes(side.op), np.int64)[left] > walker.target.last_backward if len(side.op) else backward
+    ops = [side.op[row] for row in left.tolist()]
+    behind = np.array(ops, np.int64) > walker.target.last_backward
     single = factorize.of_each(golden.shape, distances.elements)[right] <= 1
     numbers = side.stats.copy()
     for factor in (scale, 1 / scale):
         exact = np.abs(ratio / factor - 1) < _EXACT
         nearer = np.abs(ratio / factor - 1) < np.abs(ratio - 1)
         chosen = (nearer & (backward | behind)) if factor == scale else np.zeros(len(left), bool)
+        if factor == scale:  # the loss that is scaled may differ by round-off
+            scaled = {walker.side.op[left[at]] for at in np.flatnonzero(exact & single).tolist()}
+            kinds = walker.target.kinds
+            chosen |= nearer & single & np.fromiter((op in scaled and kinds[op][-1] in SCALINGS for op in ops), bool, len(left))
         for at in np.flatnonzero(chosen | (exact & single)).tolist():
             row, other = int(left[at]), int(right[at])
             if row in side.values and other in golden.values:

@@ -4,15 +4,16 @@ What goes into a module whose calls were recorded is taken in by those calls, an
 is given: when a search for the origin stopped there, it would name the wrong place wherever another one exists. Where none does, a number
 differs all the same, and that is the finding (`divergence.settle_origins`).
 
-Only another form is no difference by itself: no tensor in place of one, or bool in place of numbers (another kind of mask), when what is
-made of it is the same.
+Only another form is no difference by itself: no tensor in place of one, bool in place of numbers, or truth values that one side repeats
+along a dimension (another kind of mask), when what is made of it is the same.
 """
 
 from __future__ import annotations
 
+from itertools import zip_longest
 from typing import TYPE_CHECKING
 
-from msprobe_engine.core.dtypes import other_form
+from msprobe_engine.core.dtypes import is_bool, other_form
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 
 if TYPE_CHECKING:
@@ -30,7 +31,7 @@ def for_nothing(walker: DifferenceWalk, op: int, at: int, known: bool, off: bool
     """
     if off or not known or walker.target.kinds[op][0] != "forward":
         return False
-    if _another_form(walker, at) or walker.side.ops[op].split(".")[1].endswith("_like"):
+    if has_another_form(walker, at) or walker.side.ops[op].split(".")[1].endswith("_like"):
         return True
     module = len(walker.target.kinds[op]) == 4 and walker.side.role[walker.rows[at][0]] == INPUT
     return module and bool(walker.target.children.get(op))
@@ -42,14 +43,17 @@ def worst(walker: DifferenceWalk, op: int) -> int:
     off = [
         at
         for at in walker.span_of(op)
-        if ratio[at] > 1 and not m.argument[at] and role[walker.rows[at][0]] != OUTPUT and not _another_form(walker, at)
+        if ratio[at] > 1 and not m.argument[at] and role[walker.rows[at][0]] != OUTPUT and not has_another_form(walker, at)
     ]
     return max(off, key=ratio.__getitem__, default=-1)
 
 
-def _another_form(walker: DifferenceWalk, at: int) -> bool:
-    """No tensor in place of one, or bool in place of numbers."""
+def has_another_form(walker: DifferenceWalk, at: int) -> bool:
+    """No tensor in place of one, bool in place of numbers, or truth values that are repeated along a dimension on one side."""
     (row, other), mine, theirs = walker.rows[at], walker.side, walker.golden.side
-    if isinstance(mine.shape[row], list) != isinstance(theirs.shape[other], list):
+    shape, there = mine.shape[row], theirs.shape[other]
+    if isinstance(shape, list) != isinstance(there, list):
         return True
+    if shape != there and is_bool(mine.dtype[row]) and is_bool(theirs.dtype[other]) and isinstance(shape, list) and isinstance(there, list):
+        return all(a == b or 1 in (a, b) for a, b in zip_longest(reversed(shape), reversed(there), fillvalue=1))
     return other_form(mine.dtype[row], theirs.dtype[other])

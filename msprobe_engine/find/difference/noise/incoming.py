@@ -9,7 +9,7 @@ from functools import cached_property
 from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.names import backward_twin, forward_twin
-from msprobe_engine.find.difference.harmless import bridges
+from msprobe_engine.find.difference.harmless import bridges, same_result
 from msprobe_engine.find.difference.noise.notes import NoiseNotes, grown, largest
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.measure import propagation, roundoff
@@ -68,6 +68,9 @@ class IncomingNoise(NoiseNotes):
         row = walker.rows[pair][0]
         if walker.measured.argument[pair] and (number := self._number(pair)) is not None:
             return number, number
+        if seen.other[pair] and same_result.has_another_form(walker, pair):  # says nothing of how far apart its numbers are
+            self.ratio[pair] = self.alone[pair] = math.inf
+            return None
         known = seen.rms[pair] or seen.other[pair] or seen.blank[pair]
         if not seen.unit[pair] or not known or walker.measured.argument[pair]:
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
@@ -120,7 +123,7 @@ class IncomingNoise(NoiseNotes):
     def _exact_input(self, pair: int, row: int) -> None:
         """Integers, and tensors of zeros: other ones begin somewhere, unless what made them has noise."""
         source = self._walker.target.producers.get(row)
-        if source is None or source in self._walker.extra:
+        if source is None or source in self._walker.extra or self._is_changed_since(pair, source):
             noise = self._recent.largest.element
             distance = float(self._walker.measured.distance[pair])
             number = isinstance(self._walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
@@ -128,6 +131,13 @@ class IncomingNoise(NoiseNotes):
             allowed = 0.0 if is_bool(self._walker.side.dtype[row]) else roundoff.GROWTH * noise
             known = (noise and distance <= allowed) or (number and distance <= roundoff.FLOOR)
             self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
+
+    def _is_changed_since(self, pair: int, source: int) -> bool:
+        """Integers, or truth values, that are others than on the golden side, although the record that gave them out gave the same there: a
+        call that the golden run alone makes has made others of them."""
+        walker = self._walker
+        made = walker.pair_of(self._row_of(source, walker.rows[pair][0])) if walker.one_layout and not self.seen.unit[pair] else -1
+        return made >= 0 and bool(walker.measured.known[made]) and not walker.measured.distance[made]
 
     def _operand(self, pair: int, noise: Noise) -> Operand:
         seen = self.seen

@@ -147,6 +147,11 @@ class NoiseNotes:
                     found[key] = largest((found.get(key, NONE), self._notes.get(row, largest(came_in))))
         return found
 
+    def update_of_zeros(self, owner: parameter_owner.Owner) -> Noise:
+        """Of a parameter that was zero in this step and that an optimizer moves at its end, whose calls are not recorded."""
+        gradient = self._of_gradients.get(owner, self._of_gradients.get(None, NONE))
+        return Noise(min(roundoff.JUDGED, propagation.update_of_zeros(gradient.element)), 0.0, 0.0)
+
     def smallest_factors(self) -> npt.NDArray[np.float64]:
         """`least` of the results that have noise."""
         least = np.array(self.least)

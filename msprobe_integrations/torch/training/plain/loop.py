@@ -92,8 +92,9 @@ class PlainObserver(LoopObserver):
             self._forget_what_is_gone()
         self._stale = self._more = False
         optimizers = self._sight.optimizers
-        held = parameters_of(optimizers)
-        called = [model for ref in self._called if (model := ref()) is not None and trains(model, held)]
+        called = [model for ref in self._called if (model := ref()) is not None]
+        held = parameters_of(optimizers, called)
+        called = [model for model in called if trains(model, held)]
         self._called = [weakref.ref(model) for model in called]
         models = chosen_models(called, held)
         recent = [optimizer for ref in self._recent if (optimizer := ref()) is not None]
@@ -298,7 +299,7 @@ class PlainObserver(LoopObserver):
 
     def _stranger(self, optimizer: Any) -> None:
         """One that is not followed updates. If it has parameters of ours, it is from the next step on."""
-        held = parameters_of([optimizer]).keys()
+        held = parameters_of([optimizer], self.models).keys()
         if any(id(p) in held for model in self.models for p in model.parameters()):
             self._recent = [weakref.ref(optimizer), *(ref for ref in self._recent if ref() is not optimizer)]
             self._stale = True

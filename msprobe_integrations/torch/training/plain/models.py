@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -12,10 +13,25 @@ from torch import nn
 from msprobe_engine.core.log import current_rank, warn_once
 
 
-def parameters_of(optimizers: Iterable[Any]) -> dict[int, int]:
-    """``id`` of each parameter that the optimizers hold, with its position among them all."""
-    ids = [id(p) for optimizer in optimizers for group in optimizer.param_groups for p in group["params"]]
+def parameters_of(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -> dict[int, int]:
+    """``id`` of each parameter that the optimizers hold, with its position among them all; also of those of `models` that they hold float32
+    copies of."""
+    ids: list[int] = []
+    for optimizer in optimizers:
+        held = [p for group in optimizer.param_groups for p in group["params"]]
+        ids += [id(p) for p in held]
+        ids += [id(p) for model in models for p in _copied(held, model)]
     return {key: at for at, key in enumerate(dict.fromkeys(ids))}
+
+
+def _copied(held: Sequence[torch.Tensor], model: nn.Module) -> list[torch.Tensor]:
+    """The parameters of a model in 16 bits, where an optimizer holds a float32 copy of each that is in no module: the program casts them
+    back after every update."""
+    short: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad and p.is_floating_point() and p.element_size() == 2]
+    copies = Counter(p.shape for p in held if p.dtype == torch.float32)
+    alike = bool(short) and copies.total() == len(held) and copies == Counter(p.shape for p in short)
+    ids = {id(p) for p in held} if alike else set()
+    return short if alike and not _holders(ids, dict.fromkeys(ids, 0)) else []
 
 
 def trains(module: nn.Module, held: Iterable[int] | dict[int, int]) -> bool:
@@ -30,7 +46,7 @@ def chosen_optimizers(optimizers: Sequence[Any], models: Sequence[nn.Module], pr
     (a wrapper that has an optimizer inside), else the newest.
     """
     known = {id(p) for model in models for p in model.parameters()}
-    held = {id(o): {id(p) for group in o.param_groups for p in group["params"]} & known for o in optimizers}
+    held = {id(o): parameters_of([o], models).keys() & known for o in optimizers}
     order = {id(o): place for place, o in enumerate(preferred)}
     candidates = sorted(
         (place for place, o in enumerate(optimizers) if held[id(o)]),

@@ -151,6 +151,8 @@ class TrainingDetector:
             return False
         if not self._held:
             self._held = parameters_of(self.optimizers)
+        if not trains(module, self._held):
+            self._held |= parameters_of(self.optimizers, [module])
         if trains(module, self._held) and type(module).__module__.partition(".")[0] not in _ENGINES:
             return True
         self._others.add(module)
