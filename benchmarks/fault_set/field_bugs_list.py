@@ -16,6 +16,7 @@ import field_bugs_in_updates
 import field_bugs_monitored
 import field_bugs_unseen
 import field_bugs_unseen_healthy
+import field_bugs_unseen_more
 import field_bugs_watched
 import field_bugs_watched_healthy
 from field_bugs_beside import Beside
@@ -34,6 +35,7 @@ FAULTS: tuple[Fault, ...] = (
     *field_bugs_watched.CASES,
     *field_bugs_monitored.CASES,
     *field_bugs_unseen.CASES,
+    *field_bugs_unseen_more.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_healthy.CASES,
@@ -41,5 +43,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_in_megatron.HEALTHY,
     *field_bugs_watched_healthy.CASES,
     *field_bugs_unseen_healthy.CASES,
+    *field_bugs_unseen_more.HEALTHY,
 )
 BESIDE: tuple[Beside, ...] = (*field_bugs_beside.CASES, *field_bugs_beside.HEALTHY)

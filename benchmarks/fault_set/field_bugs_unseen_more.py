@@ -1,0 +1,96 @@
+"""Further reported bugs, and other ways to the same numbers, that were written down before the other lists were read and run once before
+anything was changed for them."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import field_bugs_models as models
+import torch
+from field_bugs_case import Fault, Healthy, Plant, every, in_model, when_ready
+from field_bugs_training import Program, Setting
+from field_bugs_unseen import BOTH, EXPERTS, FP32
+from field_bugs_unseen_healthy import clipped_by_hand
+from torch import Tensor
+
+
+def one_mask_for_all(model: Any) -> None:
+    """Documents of a packed row see each other."""
+    model.allowed = lambda batch: torch.ones(models.LENGTH, models.LENGTH, dtype=torch.bool).tril()[None, None]
+
+
+def full_expert(model: Any) -> None:
+    """One expert drops what is beyond its capacity."""
+    for mixture in every(model, "Experts"):
+
+        def forward(x: Tensor, mixture: Any = mixture) -> Tensor:
+            flat = x.reshape(-1, x.shape[-1])
+            probabilities = mixture.probabilities(flat)
+            weights, experts = mixture.chosen(probabilities)
+            mixture.auxiliary = mixture.balance(probabilities, experts)
+            out = torch.zeros_like(flat)
+            for number, expert in enumerate(mixture.experts):
+                rows, places = torch.where(experts == number)
+                rows, places = (rows[:4], places[:4]) if number == 2 else (rows, places)
+                out = out.index_add(0, rows, expert(flat[rows]) * weights[rows, places, None].to(flat.dtype))
+            return out.view_as(x)
+
+        mixture.forward = forward
+
+
+def averaged(kept: float) -> Plant:
+    """A moving average of the weights; `kept`: part of it that an update leaves."""
+
+    def finish(program: Program) -> None:
+        averages = [p.detach().clone() for p in program.model.parameters()]
+        own = program.update
+
+        def update() -> None:
+            own()
+            with torch.no_grad():
+                for average, p in zip(averages, program.model.parameters()):
+                    average.mul_(kept).add_(p, alpha=1 - kept)
+
+        program.update = update  # type: ignore[method-assign]
+
+    return when_ready(finish)
+
+
+def copies(left_out: int = -1, **keywords: Any) -> Plant:
+    """The optimizer has float32 copies of weights in 16 bits; `left_out`: the copy that is not cast back."""
+
+    def finish(program: Program) -> None:
+        weights = list(program.model.parameters())
+        wide = [p.detach().float().requires_grad_() for p in weights]
+        program.optimizer = torch.optim.AdamW(wide, lr=program.setting.lr, **keywords)
+        program.scheduler = torch.optim.lr_scheduler.LambdaLR(program.optimizer, program.rate)
+
+        def update() -> None:
+            for p, copy in zip(weights, wide):
+                copy.grad, p.grad = None if p.grad is None else p.grad.float(), None
+            program.optimizer.step()
+            with torch.no_grad():
+                for number, (p, copy) in enumerate(zip(weights, wide)):
+                    if number != left_out:
+                        p.copy_(copy)
+
+        program.update = update  # type: ignore[method-assign]
+
+    return when_ready(finish)
+
+
+def larger_loss_scale(program: Program) -> None:
+    program.scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
+
+
+CASES = (
+    Fault("one mask for all rows", Setting(packed=True), in_model(one_mask_for_all), r"__eq__|__and__|__or__|mask|allowed", levels=BOTH),
+    Fault("an expert is full", Setting(changes=EXPERTS), in_model(full_expert), r"mlp|expert|__getitem__|index_add", levels=BOTH),
+    Fault("decay of an average turned round", Setting(), averaged(0.01), r"mul_|average", golden=averaged(0.99)),
+    Fault("a copy is not cast back", Setting(), copies(7), r"copy_|layers\.0", levels=BOTH, golden=copies()),
+)
+HEALTHY = (
+    Healthy("clipped by hand, float32", FP32, FP32, when_ready(clipped_by_hand)),
+    Healthy("loss scale four times as large", Setting(dtype="fp16"), Setting(dtype="fp16"), when_ready(larger_loss_scale)),
+    Healthy("float32 copies, one after another", Setting(), Setting(), copies(foreach=False), golden=copies(foreach=True)),
+)
