@@ -300,7 +300,7 @@ def test_a_fault_under_a_framework(name: str) -> None:
 def test_a_fault_that_mindspeed_reaches() -> None:
     """A function of ours that MindSpeed reaches raises: its features, its patches and Megatron's loop are the same."""
     calls = {plant: count for plant, count in reached(MINDSPEED_JOB).items() if plant.module.startswith("msprobe_integrations.m")}
-    tried = trials(MINDSPEED_JOB, calls, set(), STRIDE)
+    tried = trials(MINDSPEED_JOB, calls, set(), STRIDE // 2)
     assert tried
     found = [problem for trial in tried for problem in wrong(MINDSPEED_JOB, trial, wanted(MINDSPEED_JOB))]
     assert not found, table(found)
