@@ -38,6 +38,12 @@ def full_expert(model: Any) -> None:
         mixture.forward = forward
 
 
+def named(plant: Plant, name: str) -> Plant:
+    """Golden runs are known by the names of what changes them."""
+    plant.__name__ = name
+    return plant
+
+
 def averaged(kept: float) -> Plant:
     """A moving average of the weights; `kept`: part of it that an update leaves."""
 
@@ -53,7 +59,7 @@ def averaged(kept: float) -> Plant:
 
         program.update = update  # type: ignore[method-assign]
 
-    return when_ready(finish)
+    return named(when_ready(finish), f"average {kept}")
 
 
 def copies(left_out: int = -1, **keywords: Any) -> Plant:
@@ -76,7 +82,7 @@ def copies(left_out: int = -1, **keywords: Any) -> Plant:
 
         program.update = update  # type: ignore[method-assign]
 
-    return when_ready(finish)
+    return named(when_ready(finish), f"copies {left_out} {keywords}")
 
 
 def larger_loss_scale(program: Program) -> None:

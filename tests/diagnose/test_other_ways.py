@@ -132,6 +132,25 @@ class Masked(torch.nn.Module):
         return x + self.out(seen.transpose(1, 2).flatten(2))
 
 
+class Chosen(torch.nn.Module):
+    """Three experts, of which each token takes one, and the order in which they are called."""
+
+    def __init__(self, way: str) -> None:
+        super().__init__()
+        self.router = torch.nn.Linear(32, 3, bias=False)
+        self.experts = torch.nn.ModuleList(torch.nn.Linear(32, 32) for _ in range(3))
+        self.order = (2, 1, 0) if "last first" in way else (0, 1, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        flat = x.flatten(0, 1)
+        weight, index = self.router(flat).float().softmax(-1).max(-1)
+        out = torch.zeros_like(flat)
+        for number in self.order:
+            (rows,) = torch.where(index == number)
+            out.index_add_(0, rows, self.experts[number](flat[rows]) * weight[rows, None].to(x.dtype))
+        return x + out.view_as(x)
+
+
 def allowed(tokens: torch.Tensor, way: str) -> torch.Tensor | None:
     """`way`: none at all, a mask that lets more through, one for each row, one that keeps the tokens of documents apart."""
     if "left out" in way:
@@ -178,7 +197,7 @@ class Model(torch.nn.Module):
     def __init__(self, way: str) -> None:
         super().__init__()
         self.table, self.head = torch.nn.Embedding(50, 32), torch.nn.Linear(32, 50)
-        kind = Gated if "gated" in way else Looking if "looking" in way else Block
+        kind = Gated if "gated" in way else Looking if "looking" in way else Chosen if "experts" in way else Block
         self.layers = torch.nn.ModuleList(Masked() if "masked" in way else kind(way) for _ in range(2))
         self.way = way
         if "tied" in way:
@@ -254,6 +273,13 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         if scale != 1.0:
             for parameter in model.parameters():
                 parameter.grad.mul_(1.0 / scale)  # type: ignore[union-attr]
+        if "clipped by hand" in way:
+            gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
+            total = torch.stack([gradient.float().pow(2).sum() for gradient in gradients]).sum().sqrt()
+            for gradient in gradients:
+                gradient.mul_(torch.clamp(0.1 / (total + 1e-6), max=1.0).to(gradient.dtype))
+        elif "clipped" in way:
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         optimizer.step()
         if "averaged" in way:
             weights = [parameter.detach() for parameter in parameters]
@@ -307,6 +333,8 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("rate of one element", "plain", 1, ""),
         ("bf16 masked L0", "bf16 masked left out L0", 1, ""),
         ("bf16 masked repeated", "bf16 masked", 1, ""),
+        ("bf16 experts last first", "bf16 experts", 1, "in another order"),
+        ("clipped by hand", "clipped", 1, ""),
         ("plain read back", "plain", 1, ""),
         ("compiled L0", "plain L0", 1, ""),
         ("averaged many at once", "averaged one by one", 1, ""),

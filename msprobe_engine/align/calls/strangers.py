@@ -73,6 +73,24 @@ def part_other_forms(pairs: CallPairs) -> None:
         odd = [pair for pair in odd if pair[0] in pairs.found] if near else []
 
 
+def part_between_strangers(pairs: CallPairs) -> None:
+    """Behind the backward pass, two calls that take in nothing but what calls of one side alone give, and that nothing but such calls goes
+    on with, are steps of two different ways (to the norm of all gradients): what both ways come to is compared."""
+    mine, theirs = pairs.target, pairs.golden
+    back = {j: i for i, j in pairs.found.items()}
+    for i, j in list(pairs.found.items()):
+        if i <= mine.last_backward or j <= theirs.last_backward or not calls_function(mine.kinds[i]):
+            continue
+        if _is_between(mine, i, pairs.found) and _is_between(theirs, j, pairs.used):
+            pairs.drop_with_twins(i, j, back)
+
+
+def _is_between(tree: Tree, op: int, matched: Collection[int]) -> bool:
+    """All calls that give a call its tensors, and all that take in its result, have no partner."""
+    sources, users = [tree.producers.get(row) for row in tree.tensors_in(op)], tree.users.get(op, ())
+    return bool(sources) and bool(users) and all(one is not None and one not in matched for one in (*sources, *users))
+
+
 def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
     """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
     mine, theirs = pairs.target.side, pairs.golden.side

@@ -81,6 +81,7 @@ class Matcher(CallPairs):
         reordered.match_by_argument(self)
         strangers.part_strangers(self)
         strangers.part_other_forms(self)
+        strangers.part_between_strangers(self)
         strangers.match_by_numbers(self, one_batch)
         self._additions()
         renamed = self._renamed()

@@ -83,6 +83,8 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
             _unused(walker, origin, lost)
             call = walker.back.get(lost)
             tensor = isinstance(walker.side.shape[origin.row], list)  # else the call was made without what the other one was given
+            if origin.kind == TAKEN and tensor:
+                _own_code(walker, origin)
             if origin.kind == TAKEN and tensor and call is not None and origin.row not in target.producers and not walker.is_off(call):
                 origin.op, origin.partner, origin.kind = call, lost, CHANGED
         elif golden.kinds[origin.partner][0] == "backward":
