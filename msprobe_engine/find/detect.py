@@ -164,7 +164,7 @@ class Run:
         if self.kind == INCIDENT or not self.path.is_dir():
             return False
         if self.records is None:
-            return bool(self.incidents) or (self.config is not None and not self.has_monitor)
+            return bool(self.incidents) or (_has_pack(self.path) and not self.has_monitor)
         return bool(self.incidents) or self.records is not self or self.has_monitor
 
     def comparable(self) -> Sentence:
@@ -230,7 +230,7 @@ def _runs_below(path: Path) -> list[str]:
         children = sorted((child for child in path.iterdir() if child.is_dir()), reverse=True)[:_LOOKED_INTO]
     except OSError:
         return []
-    runs = [str(run) for run in map(Run, children) if run.is_monitored or run.dump is not None]
+    runs = [str(run) for run in map(Run, children) if run.is_monitored or run.dump is not None or run.samples]
     latest = str(path / LATEST)
     return [latest, *(run for run in runs if run != latest)] if latest in runs else runs
 

@@ -12,6 +12,7 @@ from safetensors.numpy import save_file
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.config.severity import CHANGES, MAY
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.find.config.difference import SETTINGS, WEIGHTS, Difference
 from msprobe_engine.find.config_and_checkpoint import blame_settings_alone
 from msprobe_engine.find.findings import Diagnosis
@@ -81,6 +82,17 @@ def test_output_directories_with_packs_alone(tmp_path: Path) -> None:
     assert found.first_suspect is not None
     assert found.first_suspect.record == "hyperparameters learning_rate / lr"
     assert diagnose(a).finding == "none"
+
+
+@pytest.mark.parametrize("kept", ["samples_rank0.jsonl", "step4/rank0/dump.json", "nothing.csv"])
+def test_a_directory_in_a_run_is_not_answered_with_the_pack_of_the_run(kept: str, tmp_path: Path) -> None:
+    """The directory of all incidents holds NaN, and was called well started; a directory of reports holds nothing that is looked at."""
+    run = _output(tmp_path / "run", "base", dump=False)
+    incident = run / "incidents" / "step4-nan_inf"
+    (incident / kept).parent.mkdir(parents=True)
+    (incident / kept).write_text('{"data": {}}\n', encoding="utf-8")
+    with pytest.raises(UsageError, match="holds no dump" if kept == "nothing.csv" else "give one of them: .*step4-nan_inf"):
+        diagnose(run / "incidents")
 
 
 def test_a_damaged_pack_does_not_stop_the_rest(tmp_path: Path) -> None:

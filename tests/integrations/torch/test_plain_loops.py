@@ -118,6 +118,63 @@ def test_an_optimizer_that_never_updates(caplog: pytest.LogCaptureFixture) -> No
     assert "step 1 is not watched" in caplog.text
 
 
+def _closures(parts: list[nn.Module], optimizers: list[torch.optim.Optimizer], number: int) -> float:
+    losses = []
+
+    def closure() -> torch.Tensor:
+        optimizers[0].zero_grad()
+        loss = parts[0](cases.batch(number)).square().mean()
+        loss.backward()
+        losses.append(loss.item())
+        return loss
+
+    optimizers[0].step(closure)  # type: ignore[arg-type]
+    return losses[0]
+
+
+def _second_step(parts: list[nn.Module], optimizers: list[torch.optim.Optimizer], number: int) -> float:
+    """The second optimizer updates in every second step, before the first one."""
+    loss = (parts[0](cases.batch(number)) + parts[1](cases.batch(number))).square().mean()
+    loss.backward()
+    for optimizer in (optimizers[1], optimizers[0]) if number % 2 else optimizers[:1]:
+        optimizer.step()
+        optimizer.zero_grad()
+    return loss.item()
+
+
+def _in_turn(parts: list[nn.Module], optimizers: list[torch.optim.Optimizer], number: int) -> float:
+    total = 0.0
+    for part, optimizer in zip(parts[:2], optimizers):
+        loss = part(cases.batch(number)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        total += loss.item()
+    return total
+
+
+def _no_loss(parts: list[nn.Module], optimizers: list[torch.optim.Optimizer], number: int) -> None:
+    result = parts[0](cases.batch(number))
+    result.backward(torch.ones_like(result))
+    optimizers[0].step()
+    optimizers[0].zero_grad()
+
+
+@pytest.mark.parametrize("one", [_closures, _second_step, _in_turn, _no_loss])
+def test_a_round_that_comes_again_is_told_from_the_passes(one: Any, caplog: pytest.LogCaptureFixture) -> None:
+    """Also where backward has no loss, is called by a closure, the second optimizer updates in every second step only, or two models are
+    trained in turn while the third never is: the numbers are those of the loop."""
+    log.forget_warnings()
+    with cases.launched() as launch:
+        parts: list[nn.Module] = [cases.two(seed) for seed in range(3)]
+        optimizers = [torch.optim.SGD(part.parameters(), lr=0.05) for part in parts]
+        losses = [one(parts, optimizers, number) for number in range(6)]
+    assert [frame.step for frame in launch.frames] == [0, 2, 3, 4, 5]
+    if one is not _no_loss:
+        assert launch.scalars("loss") == pytest.approx([losses[0], *losses[2:]])
+    assert "step 1 is not watched" in caplog.text
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_two_optimizers_of_one_model(later: bool) -> None:
     """Optimizers of parts of one model that are called one after the other make one step, also when the second is made later."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Collection, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -24,6 +24,7 @@ from msprobe_integrations.torch.tensors import dtensors
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
 from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
+from msprobe_integrations.torch.training.plain.step_boundary import StepBoundary
 from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
 _no_function = torch._C.DisableTorchFunction
@@ -66,6 +67,7 @@ class PlainObserver(LoopObserver):
         self._stack = sight.updating
         self._loss: torch.Tensor | None = None
         self._first_loss: torch.Tensor | None = None
+        self._losses: dict[int, torch.Tensor | None] = {}
         self._in_vain = 0
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
 
@@ -137,6 +139,8 @@ class PlainObserver(LoopObserver):
                 self.end()
             if not self.in_step:
                 self._begin()
+            if not without_graph:
+                self._rule.passed()
         elif not self._stack:
             if over:
                 self.end()
@@ -150,6 +154,7 @@ class PlainObserver(LoopObserver):
             self._begin()
         elif self._without_graph and not self.in_step:
             self._begin()
+        self._rule.passed()
         self._note_loss(tensors, given)
 
     def _is_over(self) -> bool:
@@ -163,6 +168,7 @@ class PlainObserver(LoopObserver):
                 self._sight.add_entry(model)
         self._rule.next()
         self._loss = self._first_loss = None
+        self._losses = {}
         self.parts = 1
         self.step += self._in_vain
         self._in_vain = 0
@@ -215,6 +221,7 @@ class PlainObserver(LoopObserver):
         """The loss: what backward was called on, summed over the step."""
         loss = self._first_loss if self._in_vain else self._loss
         self._loss = self._first_loss = None
+        self._losses = {}
         if loss is None or not self.parts:
             return {}
         with _no_function():
@@ -268,9 +275,8 @@ class PlainObserver(LoopObserver):
     def _count(self, key: int, skipped: float | None) -> None:
         first = self._rule.first(key)
         if first:
-            self._first_loss = self._loss
-        waited_for = self._rule.update(key)
-        if waited_for and self._loss is not self._first_loss:
+            self._losses[key] = self._loss
+        if waited_for := self._rule.update(key):
             self._waited_in_vain(waited_for)
         self.updates += 1
         if first and skipped is not None and not (skipped == 0.0 and self._scalars.get("skipped")):
@@ -282,6 +288,7 @@ class PlainObserver(LoopObserver):
         """The step has seen a second round of passes and updates. Its numbers are those of the first, and the next step is numbered as if
         it had ended there."""
         self._in_vain = 1
+        self._first_loss = [loss for key, loss in self._losses.items() if key in self._rule.expected][-1]
         names = [type(optimizer).__name__ for optimizer in self._optimizers if id(optimizer) in waited_for]
         warn_once(
             "optimizers that do not update",
@@ -303,8 +310,7 @@ class PlainObserver(LoopObserver):
         if any(id(p) in held for model in self.models for p in model.parameters()):
             self._recent = [weakref.ref(optimizer), *(ref for ref in self._recent if ref() is not optimizer)]
             self._stale = True
-            self._rule.updated.add(id(optimizer))
-            self._rule.expected &= self._rule.updated
+            self._rule.stranger(id(optimizer))
             if not any(known is optimizer for known in self._sight.optimizers):
                 warn_once("optimizer without a beginning", f"{type(optimizer).__name__}: was not seen being made and is not watched")
 
@@ -326,7 +332,7 @@ class PlainObserver(LoopObserver):
 
     def finished(self) -> bool:
         """A step ends when the next one begins; the last one has all it needs with its updates."""
-        return bool(self._rule.updated)
+        return self._rule.begun
 
     def leave_loop(self) -> None:
         """Nothing is seen any more."""
@@ -341,42 +347,3 @@ class PlainObserver(LoopObserver):
 
 def _size(optimizer: Any) -> int:
     return sum(len(group["params"]) for group in optimizer.param_groups)
-
-
-class StepBoundary:
-    """A step is one update of every optimizer. It ends at the first training pass (forward, or a backward that had none before it)
-    after the last of them.
-
-    Who is waited for is learnt: optimizers that are called one after the other (Muon and AdamW), or each after passes of its own
-    (the two of a GAN), make one step. When one comes round again and others have not updated meanwhile, these are waited for no
-    longer: with five updates of the critic per update of the generator each of the critic's is a step.
-    """
-
-    def __init__(self) -> None:
-        self.expected: set[int] = set()
-        self.updated: set[int] = set()
-
-    def expect(self, optimizers: Iterable[int]) -> None:
-        """These train from now on."""
-        self.expected = set(optimizers)
-
-    def first(self, optimizer: int) -> bool:
-        """Would this be its first update in the step?"""
-        return optimizer not in self.updated
-
-    def update(self, optimizer: int) -> set[int]:
-        """It has updated, or left an update out. Returns who was waited for until now, and is no longer."""
-        before = self.expected
-        if optimizer in self.updated:
-            self.expected = (self.expected & self.updated) | {optimizer}
-        self.updated.add(optimizer)
-        return before - self.expected
-
-    @property
-    def over(self) -> bool:
-        """Does the next training pass belong to another step?"""
-        return bool(self.updated) and self.expected <= self.updated
-
-    def next(self) -> None:
-        """Another step begins."""
-        self.updated.clear()
