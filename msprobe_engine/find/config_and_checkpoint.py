@@ -153,6 +153,13 @@ def gradients_averaged_otherwise(found: Diagnosis, target: Path | None, golden: 
     record shows the sums."""
     if found.finding != NONE or found.gradients is None or target is None or golden is None:
         return []
+    hooks = [own_hook(path) for path in (target, golden)]
+    if hooks[0] != hooks[1]:
+        template = (
+            "the gradients of the ranks are put together by {0}, code of the program, and no record shows what it gives: a sum in place of a"
+            " mean hardly shows in what an optimizer like Adam makes of it; at level mix the update tells"
+        )
+        return [Sentence(template, hooks[0] or hooks[1])]
     ranks = [averaged_over(path) for path in (target, golden)]
     left = found.gradients / (ranks[0] / ranks[1])
     if abs(left - 1) < _OF_A_FACTOR:
@@ -168,13 +175,26 @@ def gradients_averaged_otherwise(found: Diagnosis, target: Path | None, golden: 
 def averaged_over(pack: Path) -> int:
     """Number of ranks over which a wrapper of the model takes the mean of gradients, as a pack says it: `DistributedDataParallel`,
     `fully_shard` or an engine of DeepSpeed; 1 where it says nothing of the kind."""
+    values, ranks = _settings_of_model(pack)
+    averages = any(name.startswith(("ddp.", "fsdp.")) for name in values) or values.get("gradient_allreduce_op") == "mean"
+    return ranks if averages else 1
+
+
+def own_hook(pack: Path) -> str:
+    """What puts the gradients of the ranks together in the place of `DistributedDataParallel`, as a pack says it; "" where that does it by
+    itself, or by a hook of torch, all of which take the mean."""
+    hook = str(_settings_of_model(pack)[0].get("ddp.comm_hook", ""))
+    return "" if hook.startswith("torch.") else hook
+
+
+def _settings_of_model(pack: Path) -> tuple[dict[str, Any], int]:
+    """By name, and the number of ranks."""
     try:
         side = PackSide(read_pack(pack))
     except DumpFormatError:  # `started_otherwise` says it
-        return 1
+        return {}, 1
     values = {name: one.value for some in side.settings(DYNAMIC_FILE, False).values() for name, one in some.settings.items()}
-    averages = any(name.startswith(("ddp.", "fsdp.")) for name in values) or values.get("gradient_allreduce_op") == "mean"
-    return side.world_size or 1 if averages else 1
+    return values, side.world_size or 1
 
 
 def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:

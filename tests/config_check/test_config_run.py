@@ -31,7 +31,7 @@ from msprobe_engine.formats.pack import entries
 from msprobe_integrations.config_checker import ConfigChecker
 from msprobe_integrations.torch.config import run as run_config
 from msprobe_integrations.torch.config import start as config_start
-from msprobe_integrations.torch.config.sources import Reach, collect
+from msprobe_integrations.torch.config.sources import Reach, collect, of_torch
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 
@@ -157,6 +157,27 @@ def test_all_ranks_write_one_pack_with_what_is_theirs() -> None:
         shards = [pack.json(entries.of_step("weights", 0, rank))["0.weight"] for rank in range(2)]
         assert [one["local_shape"] for one in shards] == [[4, 8], [4, 8]]
         assert shards[0]["digest"] != shards[1]["digest"]
+
+
+def _summed(_state, bucket):  # type: ignore[no-untyped-def]  # torch reads the annotations, and takes no text for them
+    return torch.distributed.all_reduce(bucket.buffer(), async_op=True).get_future().then(lambda done: done.value()[0])
+
+
+def _hook_of_ddp() -> list[Any]:
+    wrapped, found = nn.parallel.DistributedDataParallel(nn.Linear(2, 2)), []
+    for hook in (None, _summed):
+        if hook is not None:
+            wrapped.register_comm_hook(None, hook)
+        known = of_torch(Reach(models=[wrapped])).get("ddp.comm_hook")
+        found.append(known and known.value)
+    return found
+
+
+def test_what_sums_gradients_in_place_of_ddp_is_collected() -> None:
+    """A sum that is no mean is in no record of modules."""
+    ((before, hook),) = run_ranks(1, _hook_of_ddp)
+    assert before is None
+    assert hook.endswith("test_config_run._summed")
 
 
 def test_settings_are_plain_data_without_addresses() -> None:

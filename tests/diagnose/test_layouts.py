@@ -18,6 +18,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint
@@ -316,6 +317,18 @@ def test_gradients_that_a_wrapper_averages(
     monkeypatch.setattr(config_and_checkpoint, "averaged_over", dict(zip(packs, ranks)).__getitem__)
     problems = config_and_checkpoint.gradients_averaged_otherwise(Diagnosis(gradients=factor), *packs)
     assert any("0.5 times the golden run's" in line for line in problems) == bool(problems) == said
+
+
+@pytest.mark.parametrize(("hooks", "said"), [(("train.hook", ""), True), (("torch.distributed.hook", ""), False), (("a.b", "a.b"), False)])
+def test_gradients_that_the_program_itself_puts_together(hooks: tuple[str, str], said: bool, tmp_path: Path) -> None:
+    """Whether it takes the sum or the mean is in no record of modules; hooks of torch take the mean."""
+    packs = []
+    for number, hook in enumerate(hooks):
+        packs.append(tmp_path / f"{number}.zip")
+        entry = {"ddp.comm_hook": {"value": hook, "origin": "code"}} if hook else {}
+        PackWriter(packs[-1], rank=0, world_size=2, framework="pytorch").add({"msprobe/hyperparameters/rank0.json": entry})
+    problems = config_and_checkpoint.gradients_averaged_otherwise(Diagnosis(gradients=1.0), *packs)
+    assert any("put together by train.hook" in line for line in problems) == said, problems
 
 
 @pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])

@@ -307,8 +307,9 @@ def _missing_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     run = origin.partner
     while run - 1 >= 0 and run - 1 in walker.missing:
         run -= 1
-    if run < origin.partner:
-        origin.partner, origin.kind = run, MISSING
+    calls = [op for op in range(run, origin.partner) if not walker.golden.is_gradients(op)]
+    if calls:
+        origin.partner, origin.kind = calls[0], MISSING
 
 
 def _first_extra(walker: DifferenceWalk, source: int, origin: DifferenceOrigin) -> int:

@@ -227,6 +227,8 @@ def _wrappers(models: Sequence[nn.Module]) -> dict[str, Any]:
         if kind == "DistributedDataParallel" and "ddp.gradient_as_bucket_view" not in values:
             names = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "broadcast_buffers", "bucket_bytes_cap")
             values.update({f"ddp.{name}": plain_data(getattr(module, name)) for name in names if hasattr(module, name)})
+            if hooks := getattr(module, "_comm_hooks", ()):  # what puts the gradients of the ranks together in DDP's place
+                values["ddp.comm_hook"] = ", ".join(f"{hook.__module__}.{getattr(hook, '__qualname__', '')}" for hook, _ in hooks)
         elif kind == "FullyShardedDataParallel" and "fsdp1.sharding_strategy" not in values:
             values["fsdp1.sharding_strategy"] = plain_data(getattr(module, "sharding_strategy", None))
             values.update(resolved.flattened({"fsdp1": {"mixed_precision": plain_data(getattr(module, "mixed_precision", None)) or {}}}))
