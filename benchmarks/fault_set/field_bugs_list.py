@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import field_bugs_across
 import field_bugs_alone
 import field_bugs_beside
 import field_bugs_deepspeed
@@ -36,6 +37,7 @@ FAULTS: tuple[Fault, ...] = (
     *field_bugs_monitored.CASES,
     *field_bugs_unseen.CASES,
     *field_bugs_unseen_more.CASES,
+    *field_bugs_across.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_healthy.CASES,
@@ -44,5 +46,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_watched_healthy.CASES,
     *field_bugs_unseen_healthy.CASES,
     *field_bugs_unseen_more.HEALTHY,
+    *field_bugs_across.HEALTHY,
 )
 BESIDE: tuple[Beside, ...] = (*field_bugs_beside.CASES, *field_bugs_beside.HEALTHY)

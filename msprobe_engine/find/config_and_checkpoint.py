@@ -174,8 +174,11 @@ def gradients_averaged_otherwise(found: Diagnosis, target: Path | None, golden: 
 
 def averaged_over(pack: Path) -> int:
     """Number of ranks over which a wrapper of the model takes the mean of gradients, as a pack says it: `DistributedDataParallel`,
-    `fully_shard` or an engine of DeepSpeed; 1 where it says nothing of the kind."""
+    `fully_shard`, Megatron's wrapper or an engine of DeepSpeed; 1 where it says nothing of the kind."""
     values, ranks = _settings_of_model(pack)
+    if isinstance(size := values.get("data_parallel_size"), int):  # Megatron's; a loss per token is divided by all tokens afterwards
+        of_sequence = values.get("context_parallel_size")
+        return 1 if values.get("calculate_per_token_loss") else size * (of_sequence if isinstance(of_sequence, int) else 1)
     averages = any(name.startswith(("ddp.", "fsdp.")) for name in values) or values.get("gradient_allreduce_op") == "mean"
     return ranks if averages else 1
 

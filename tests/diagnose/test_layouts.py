@@ -319,6 +319,24 @@ def test_gradients_that_a_wrapper_averages(
     assert any("0.5 times the golden run's" in line for line in problems) == bool(problems) == said
 
 
+@pytest.mark.parametrize(
+    ("settings", "ranks"),
+    [
+        ({"data_parallel_size": 2, "context_parallel_size": 2, "calculate_per_token_loss": False}, 4),
+        ({"data_parallel_size": 2, "calculate_per_token_loss": True}, 1),
+        ({"ddp.find_unused_parameters": False}, 8),
+        ({"gradient_allreduce_op": "mean"}, 8),
+        ({}, 1),
+    ],
+    ids=["megatron", "megatron, loss per token", "ddp", "deepspeed", "nothing"],
+)
+def test_over_how_many_ranks_gradients_are_averaged(settings: dict[str, object], ranks: int, tmp_path: Path) -> None:
+    """As the pack of a run of eight ranks says it."""
+    entry = {name: {"value": value, "origin": "code"} for name, value in settings.items()}
+    PackWriter(tmp_path / "a.zip", rank=0, world_size=8, framework="pytorch").add({"msprobe/hyperparameters/rank0.json": entry})
+    assert config_and_checkpoint.averaged_over(tmp_path / "a.zip") == ranks
+
+
 @pytest.mark.parametrize(("hooks", "said"), [(("train.hook", ""), True), (("torch.distributed.hook", ""), False), (("a.b", "a.b"), False)])
 def test_gradients_that_the_program_itself_puts_together(hooks: tuple[str, str], said: bool, tmp_path: Path) -> None:
     """Whether it takes the sum or the mean is in no record of modules; hooks of torch take the mean."""
