@@ -11,12 +11,15 @@ import numpy as np
 import pytest
 import torch
 from driver_dumps import dump as dump_of_calls
+from driver_dumps import tensor
 from fault_cases import ACCUMULATED, CASES, DP, HARMLESS, SINGLE, TP, Case
 from fault_dumps import directory_name, dump
 from fault_model import Shape
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.errors import UsageError
@@ -24,6 +27,8 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import config_and_checkpoint
 from msprobe_engine.find.collectives import replicas
 from msprobe_engine.find.difference import layouts
+from msprobe_engine.find.difference.noise.carried import CarriedNoise
+from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.dump_table import read_side
@@ -347,6 +352,22 @@ def test_gradients_that_the_program_itself_puts_together(hooks: tuple[str, str],
         PackWriter(packs[-1], rank=0, world_size=2, framework="pytorch").add({"msprobe/hyperparameters/rank0.json": entry})
     problems = config_and_checkpoint.gradients_averaged_otherwise(Diagnosis(gradients=1.0), *packs)
     assert any("put together by train.hook" in line for line in problems) == said, problems
+
+
+def test_what_was_put_together_comes_from_the_result_with_its_extremes(tmp_path: Path) -> None:
+    """The norm of pieces is a sum, whose last digit differs from call to call; of two results it is not the first that has made it."""
+    calls = {
+        "Torch.aminmax.0.forward": {"input_args": [tensor(3.0)], "input_kwargs": {}, "output": [tensor(7.0), tensor(9.0)]},
+        "Torch.abs.0.forward": {"input_args": [tensor(9.0)], "input_kwargs": {}, "output": [tensor(5.0)]},
+    }
+    side, golden = (read_side(dump_of_calls(tmp_path / name, 1, extra=calls) / "dump.json") for name in ("target", "golden"))
+    trees = Tree(side), Tree(golden)
+    taken, given = (side.name.index(name) for name in ("Torch.abs.0.forward.input.0", "Torch.aminmax.0.forward.output.1"))
+    source = trees[0].producers.get(taken)
+    assert source is not None
+    side.numbers[4 * taken + 3] *= 1 + 1e-15
+    noise = CarriedNoise(DifferenceWalk(*trees, Matcher(*trees).run()), None, 0.0)
+    assert noise._row_of(source, taken) == given
 
 
 @pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])

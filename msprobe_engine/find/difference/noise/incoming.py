@@ -197,18 +197,20 @@ class IncomingNoise(NoiseNotes):
         return min(told, default=0.0)
 
     def _row_of(self, op: int, row: int) -> int:
-        """The output of a record whose numbers a row has; where none has exactly them, one that has none any more, or the first."""
+        """The output of a record whose numbers a row has, but for the last digit of its norm where it was put together from pieces; where
+        none has them, one that has none any more, or the first."""
         found = self._sources.get(row)
         if found is None:
             found = self._sources[row] = self._find_row_of(op, row)
         return found
 
     def _find_row_of(self, op: int, row: int) -> int:
-        side, numbers = self._walker.side, self._walker.side.stats[row].tobytes()
+        side, numbers = self._walker.side, self._walker.side.stats[row]
         given = [other for other in side.rows(op) if side.role[other] == OUTPUT]
-        for other in given:
-            if side.stats[other].tobytes() == numbers:
-                return other
+        for known in (slice(None), slice(2)):  # of pieces the extremes stay as they are
+            for other in given:
+                if side.stats[other][known].tobytes() == numbers[known].tobytes():
+                    return other
         return next((other for other in given if side.shape[other] is None), given[0] if given else -1)
 
     def _of_parameter(self, row: int) -> tuple[Noise, Noise] | None:
