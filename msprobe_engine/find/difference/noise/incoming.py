@@ -122,21 +122,26 @@ class IncomingNoise(NoiseNotes):
 
     def _exact_input(self, pair: int, row: int) -> None:
         """Integers, and tensors of zeros: other ones begin somewhere, unless what made them has noise."""
-        source = self._walker.target.producers.get(row)
-        if source is None or source in self._walker.extra or self._is_changed_since(pair, source):
+        walker = self._walker
+        source = walker.target.producers.get(row)
+        if source is None or source in walker.extra or self._is_changed_since(pair, source):
             noise = self._recent.largest.element
-            distance = float(self._walker.measured.distance[pair])
-            number = isinstance(self._walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
+            distance = float(walker.measured.distance[pair])
+            number = isinstance(walker.side.values.get(row), float)  # made of tensors in float32 (a factor that clips)
             # a mask that is given is the same, or another
-            allowed = 0.0 if is_bool(self._walker.side.dtype[row]) else roundoff.GROWTH * noise
+            allowed = 0.0 if is_bool(walker.side.dtype[row]) else roundoff.GROWTH * noise
             known = (noise and distance <= allowed) or (number and distance <= roundoff.FLOOR)
             self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
 
     def _is_changed_since(self, pair: int, source: int) -> bool:
         """Integers, or truth values, that are others than on the golden side, although the record that gave them out gave the same there: a
-        call that the golden run alone makes has made others of them."""
+        call that the golden run alone makes has made others of them, or another rank than the first, whose calls say what comes from where.
+        """
         walker = self._walker
-        made = walker.pair_of(self._row_of(source, walker.rows[pair][0])) if walker.one_layout and not self.seen.unit[pair] else -1
+        row, other = walker.rows[pair]
+        theirs = walker.golden.producers.get(other)
+        made_by_both = walker.one_layout or (theirs is not None and walker.back.get(theirs) == source)
+        made = walker.pair_of(self._row_of(source, row)) if made_by_both and not self.seen.unit[pair] else -1
         return made >= 0 and bool(walker.measured.known[made]) and not walker.measured.distance[made]
 
     def _operand(self, pair: int, noise: Noise) -> Operand:
