@@ -156,8 +156,8 @@ def gradients_averaged_otherwise(found: Diagnosis, target: Path | None, golden: 
     hooks = [own_hook(path) for path in (target, golden)]
     if hooks[0] != hooks[1]:
         template = (
-            "the gradients of the ranks are put together by {0}, code of the program, and no record shows what it gives: a sum in place of a"
-            " mean hardly shows in what an optimizer like Adam makes of it; at level mix the update tells"
+            "the gradients of the ranks are put together by {0}, code of the program, and no record shows what it gives: a sum in place of"
+            " a mean hardly shows in what an optimizer like Adam makes of it; at level mix the update tells"
         )
         return [Sentence(template, hooks[0] or hooks[1])]
     ranks = [averaged_over(path) for path in (target, golden)]
