@@ -41,7 +41,7 @@ def merged(found: Diagnosis) -> int:
 
 
 @pytest.mark.fast_cells("SP 2-one process")
-@pytest.mark.parametrize(("target", "golden"), [(SP, ONE), (ONE, DP), (TP, SP), (PADDED, DP)])
+@pytest.mark.parametrize(("target", "golden"), [(SP, ONE), (ONE, DP), (TP, SP), (TP, DP), (PADDED, DP)])
 @pytest.mark.slow
 def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
     """Two layouts of one training agree up to round-off in both steps, and most tensors could be put together. (`benchmarks/layouts.py
@@ -50,6 +50,16 @@ def test_layout_is_no_difference(target: str, golden: str, dumps: Path) -> None:
     assert found.finding == "none", found.headline()
     assert found.looked_at["steps"] == "0, 1"
     assert merged(found) > 600
+
+
+@pytest.mark.parametrize(("target", "golden"), [("recomputation of attention", ONE), (TP, "TP 2, recomputation")])
+@pytest.mark.slow
+def test_what_is_recomputed_is_no_difference(target: str, golden: str, dumps: Path) -> None:
+    """Whether a call requires gradients is no difference where it is made again, nor within a backward pass; collectives are made again,
+    too."""
+    for one, other in ((target, golden), (golden, target)):
+        found = diagnose(made(dumps, one), made(dumps, other))
+        assert found.finding == "none", found.headline()
 
 
 @pytest.mark.parametrize(

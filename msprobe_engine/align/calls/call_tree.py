@@ -144,8 +144,9 @@ class Tree:
 
     @cached_property
     def recomputed(self) -> frozenset[int]:
-        """Calls that the backward pass makes again."""
-        return frozenset(op for op, tags in self.side.tags.items() if tags.get("is_recompute"))
+        """Calls that the backward pass makes again, with collectives inside of them, which say nothing of it."""
+        told = {op for op, tags in self.side.tags.items() if tags.get("is_recompute")}
+        return frozenset(told.union(op for op in self.side.collectives if told and not told.isdisjoint(self.above(op))))
 
     def tensors_in(self, op: int) -> list[int]:
         """Rows of the tensors that a record takes in."""

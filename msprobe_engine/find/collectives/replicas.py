@@ -158,7 +158,8 @@ def of_the_whole(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Map
 def of_moved_copies(
     table: Mapping[str, Mapping[int, Row]], began: Mapping[str, Mapping[int, Row]], other: Mapping[str, Mapping[int, Row]]
 ) -> dict[str, dict[int, Row]]:
-    """What ranks have of the parameters that another run holds alike on the same ranks, where it has moved them.
+    """What ranks have of the parameters that another run holds alike on the same ranks, in the same shape (else they are parts here), where
+    it has moved them.
 
     Args:
         began, other: of the other run, in its first step and in this one.
@@ -166,7 +167,8 @@ def of_moved_copies(
     found: dict[str, dict[int, Row]] = {}
     for name, rows in table.items():
         then, now = set(began.get(name, {}).values()), set(other.get(name, {}).values())
-        if len(then) == len(now) == 1 and then != now and rows.keys() == other[name].keys():
+        one_shape = len({row[0] for row in (*rows.values(), *now)}) == 1
+        if one_shape and len(then) == len(now) == 1 and then != now and rows.keys() == other[name].keys():
             found[name] = dict(rows)
     return found
 

@@ -81,7 +81,14 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         where[walker.so_far] = False
         for at in np.flatnonzero(where).tolist():
             row, other = walker.rows[at]
+            if kind == GRAD_FLAG and _in_backward_pass(walker, side.op[row]):
+                continue  # autograd records nothing there: the flag is that of a view, or not, of what was kept
             yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
+
+
+def _in_backward_pass(walker: DifferenceWalk, op: int) -> bool:
+    kinds = walker.target.kinds
+    return kinds[op][0] == "forward" and any(kinds[outer][0] == "backward" for outer in walker.target.above(op))
 
 
 def _masks(walker: DifferenceWalk) -> Bools:
