@@ -97,6 +97,31 @@ def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: py
     assert "nan_analyze -i DUMP" not in capsys.readouterr().out
 
 
+_NOT_TOLD = "ranks_missing is no list of ranks"
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ('{"ranks_missing": [3, 3, 1]}', "ranks 1, 3: wrote nothing"),
+        ('{"ranks_missing": ["3"]}', _NOT_TOLD),
+        (json.dumps({"ranks_missing": list(range(-40, 40, 2))}), _NOT_TOLD),
+        ('{"ranks_missing": [true]}', _NOT_TOLD),
+        ('{"ranks_missing": null}', _NOT_TOLD),
+        (json.dumps({"ranks_missing": [10**200]}), _NOT_TOLD),
+        ('{"ranks_miss', "incident.json cannot be read"),
+        ("[]", "incident.json cannot be read"),
+    ],
+)
+def test_a_damaged_document_of_an_incident_is_no_all_clear(text: str, said: str, tmp_path: Path, rank_dump: Any) -> None:
+    """Whether ranks wrote nothing of an incident is said to be unknown where its document does not tell it; what there is, is looked at."""
+    place = _dump(rank_dump, tmp_path / "step3-nan_inf", 3)
+    (place / "incident.json").write_text(text)
+    found = diagnose(place)
+    assert found.finding == "none"
+    assert said in str(found.problems[0])
+
+
 @pytest.mark.parametrize("levels", [[], ["mix"]])
 def test_the_preset_that_the_run_had_is_not_advised(levels: list[str], tmp_path: Path) -> None:
     """A NaN whose operator is not known: a run with operators is advised, unless this one kept them."""

@@ -32,29 +32,35 @@ _AFTER = ("update_norm", "param_norm", "params_norm")
 """Numbers that follow from the update."""
 _WITHOUT_CALLS = _PHASES[_PHASES.index("grad_reduced") :]
 """No call of a step makes these."""
+_DOCUMENT, _MOST_RANKS = "incident.json", 1 << 31
 _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-inf")}
 
 
 def document(directory: Path) -> dict[str, Any]:
     """``incident.json`` of an incident; empty where there is none or it cannot be read."""
     try:
-        found = parse_json(read_input(directory / "incident.json", MOST_BYTES))
+        found = parse_json(read_input(directory / _DOCUMENT, MOST_BYTES))
     except (OSError, ValueError):
         return {}
     return found if isinstance(found, dict) else {}
 
 
 def ranks_without_a_word(directory: Path) -> list[str]:
-    """Which ranks of the job wrote nothing of an incident, or did not finish: what they saw is not known."""
+    """Which ranks of the job wrote nothing of an incident, or did not finish: what they saw is not known. So it is where that is not told,
+    because the document is damaged."""
     found = document(directory)
+    if not found and (directory / _DOCUMENT).is_file():
+        return [Sentence("{0} cannot be read: it is not known whether all ranks of the job wrote of this incident", _DOCUMENT)]
     told: list[str] = []
     for key, text in (
         ("ranks_missing", Sentence("wrote nothing of this incident (dead, hanging, or not told): what they saw is not known")),
         ("ranks_writing", Sentence("did not finish writing (killed? disk full?)")),
     ):
-        ranks = found.get(key)
-        if isinstance(ranks, list) and ranks and all(isinstance(rank, int) for rank in ranks):
-            told.append(Sentence("ranks {0}: {1}", in_short(ranks), text))
+        ranks = found.get(key, [])
+        if not (isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < _MOST_RANKS for rank in ranks)):
+            told.append(Sentence("{0} is damaged: {1} is no list of ranks, and which ones it stands for is not known", _DOCUMENT, key))
+        elif ranks:
+            told.append(Sentence("ranks {0}: {1}", in_short(set(ranks)), text))
     return told
 
 
