@@ -13,7 +13,7 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.checkpoint.open import locate, reader_of
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.find_dumps import INCIDENTS, Entries, entries_of
+from msprobe_engine.formats.dump.find_dumps import IN_RUN, INCIDENTS, Entries, entries_of
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.ring_file import has_step_file
 from msprobe_engine.formats.monitor import reader as monitor_reader
@@ -43,6 +43,12 @@ _COMPARABLE = {
     (False, False): Sentence("neither a dump nor monitor output"),
 }
 """Whether there is a dump, and whether there is monitor output."""
+
+
+_NOTHING_KEPT = (
+    "nothing of this incident can be read (was it not finished, or copied in part?); an alert was raised, and what it saw is not known"
+)
+_NOTHING_DUMPED = "has directories of steps, and no dump.json in them (was the run stopped before it wrote one, or is it a copy of a part?)"
 
 
 class Run:
@@ -149,14 +155,35 @@ class Run:
         return self.kind == MONITOR or (self.kind != INCIDENT and self.path.is_dir() and self.is_monitored)
 
     @cached_property
-    def incidents(self) -> tuple[Run, ...]:
-        """The incidents of a run, the earliest step first."""
+    def _kept(self) -> list[Run]:
         place = self.path / INCIDENTS
         if self.kind == INCIDENT or place.is_symlink() or not place.is_dir():  # the path itself may be a link: ``latest``
-            return ()
-        found = [(int(name[1]), one) for one in place.iterdir() if (name := _INCIDENT.fullmatch(one.name)) and not one.is_symlink()]
-        runs = [Run(one) for _, one in sorted(found)]
-        return tuple(run for run in runs if run.kind in (INCIDENT, DUMP))
+            return []
+        found = [(int(name[1]), one) for one in place.iterdir() if (name := _INCIDENT.fullmatch(one.name))]
+        return [Run(one) for _, one in sorted(found)]
+
+    @cached_property
+    def incidents(self) -> tuple[Run, ...]:
+        """The incidents of a run, the earliest step first."""
+        return tuple(run for run in self._kept if not run.path.is_symlink() and run.kind in (INCIDENT, DUMP))
+
+    @cached_property
+    def unread(self) -> list[DumpFormatError]:
+        """What is the matter with a dump and with incidents in it, of which nothing can be read: an alert has made each incident."""
+        found = [_is_link(one) if one.is_symlink() else DumpFormatError(f"{one}: {_NOTHING_KEPT}") for one in self._unread_incidents]
+        place = self.path / IN_RUN
+        if self.dump is None and place.is_dir():
+            try:
+                steps = [entry.name for entry in entries_of(place) if layout.step_of(entry.name) is not None]
+            except DumpFormatError as error:
+                return [*found, error]
+            found += [DumpFormatError(f"{place}: {_NOTHING_DUMPED}")] if steps else []
+        return found
+
+    @property
+    def _unread_incidents(self) -> list[Path]:
+        place = self.path / INCIDENTS
+        return [place] if place.is_symlink() else [run.path for run in self._kept if run not in self.incidents]
 
     @property
     def several(self) -> bool:
@@ -164,8 +191,8 @@ class Run:
         if self.kind == INCIDENT or not self.path.is_dir():
             return False
         if self.records is None:
-            return bool(self.incidents) or (_has_pack(self.path) and not self.has_monitor)
-        return bool(self.incidents) or self.records is not self or self.has_monitor
+            return bool(self.incidents or self.unread) or (_has_pack(self.path) and not self.has_monitor)
+        return bool(self.incidents or self.unread) or self.records is not self or self.has_monitor
 
     def comparable(self) -> Sentence:
         """What of it can be compared with the same of another run."""
@@ -192,6 +219,10 @@ class Run:
             return None
         places = (self.dump.path(s, r) for s in self.dump.steps[:_MOST_STEPS] for r in self.dump.ranks(s)[:_MOST_RANKS])
         return next((place / PACK for place in places if _has_pack(place)), None)
+
+
+def _is_link(place: Path) -> DumpFormatError:
+    return DumpFormatError(f"{place}: is a link, and not followed; give the directory that it leads to")
 
 
 def _has_pack(place: Path) -> bool:

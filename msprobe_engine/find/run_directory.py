@@ -62,7 +62,7 @@ def look_at_all(target: Run, golden: Run | None, look: Look) -> Diagnosis:
     """
     seen: list[_Seen] = []
     left: list[str] = []
-    errors: list[ProbeError] = []
+    errors: list[ProbeError] = [*target.unread]
 
     def one(what: str, run: Run, beside: Run | None) -> None:
         try:

@@ -97,6 +97,32 @@ def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: py
     assert "nan_analyze -i DUMP" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("kept", ["empty", "linked", "linked one", "dump without dump.json"])
+@pytest.mark.parametrize("beside", ["dump", "monitor"])
+def test_what_cannot_be_read_is_no_all_clear(beside: str, kept: str, tmp_path: Path, rank_dump: Any) -> None:
+    """An incident that is empty, a link that is not followed, and directories of steps without a dump are said, also where all the rest
+    is healthy."""
+    run, other = tmp_path / "run", tmp_path / "other"
+    if beside == "dump" and kept != "dump without dump.json":
+        _dump(rank_dump, run / "dump", 3)
+    else:
+        _monitor(run)
+    incident = _incident(rank_dump, other, 3)
+    place = run / "incidents"
+    if kept == "empty":
+        (place / incident.name).mkdir(parents=True)
+    elif kept == "linked":
+        place.symlink_to(other / "incidents")
+    elif kept == "linked one":
+        place.mkdir()
+        (place / incident.name).symlink_to(incident)
+    else:
+        (run / "dump" / "step3" / "rank0").mkdir(parents=True)
+    found = diagnose(run)
+    assert found.finding == "none"
+    assert any("not looked at: " in problem for problem in map(str, found.problems))
+
+
 _NOT_TOLD = "ranks_missing is no list of ranks"
 
 
