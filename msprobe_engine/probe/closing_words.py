@@ -22,6 +22,7 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.variables import LAUNCH_LINE
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.words import size
 from msprobe_engine.formats.dump.find_dumps import IN_RUN
 from msprobe_engine.formats.monitor.alert_order import in_order
@@ -55,6 +56,7 @@ class ClosingWords:
         self.steps = 0
         self._first: int | None = None
         self._last = 0
+        self._to_dump = set(settings.dump.step) if settings.dump is not None else set[int]()
         self._alerts: Counter[str] = Counter()
         self._began: list[Alert] = []
         """Alerts of the first step that has any."""
@@ -65,6 +67,7 @@ class ClosingWords:
         self.steps += 1
         self._first = frame.step if self._first is None else self._first
         self._last = frame.step
+        self._to_dump.discard(frame.step)
         self.add_alerts(alerts)
         seconds = frame.scalars.get("step_seconds")
         if seconds is not None and self.steps > _FIRST:
@@ -96,6 +99,7 @@ class ClosingWords:
             ("seen", f"{_count(self.steps, 'step')}, {self._first} to {self._last}"),
             ("alerts", self._said_of_alerts()),
             ("incidents", f"{len(incidents)}: {named}" if incidents else ""),
+            ("not dumped", f"{steps_text(sorted(self._to_dump))}, which the run did not have" if self._to_dump else ""),
             ("not written", ", ".join(f"{_count(count, 'step')} of {name}" for name, count in sorted(lost.items()))),
             (
                 "files",
@@ -153,7 +157,10 @@ class ClosingWords:
             return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else []), *two]
         if self._settings.monitor is not None:
             return [f"msprobe monitor report {root}", *two]
-        return (two or [f"msprobe diagnose {root} GOLDEN"]) if self._settings.dump is not None else []
+        dump = self._settings.dump
+        if dump is None or (dump.step and len(self._to_dump) == len(set(dump.step))):
+            return []
+        return two or [f"msprobe diagnose {root} GOLDEN"]
 
 
 def _again(options: str) -> list[str]:

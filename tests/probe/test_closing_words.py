@@ -72,6 +72,24 @@ def test_alerts_incidents_and_what_was_lost(tmp_path: Path) -> None:
     assert lines["next"].startswith("msprobe diagnose ")
 
 
+@pytest.mark.parametrize(
+    ("wanted", "missed", "proposed"),
+    [
+        ([0], None, True),
+        ([1, 7, "9-12"], "steps 7, 9-12, which the run did not have", True),
+        ([100], "step 100, which the run did not have", False),
+    ],
+)
+def test_steps_that_were_to_be_dumped_and_did_not_come(wanted: list[object], missed: str | None, proposed: bool, tmp_path: Path) -> None:
+    """They are named, and where none came no comparison of the dump is proposed."""
+    closing = words(tmp_path, dump={"step": wanted})
+    for step in range(3):
+        closing.on_frame(frame(step), [])
+    lines = said(closing.text([], {}))
+    assert lines.get("not dumped") == missed
+    assert ("next" in lines) is proposed
+
+
 def test_an_incident_that_another_rank_began(tmp_path: Path) -> None:
     """This rank has no alert, and the next command looks at the incident all the same."""
     closing = words(tmp_path, world_size=2, monitor=True)
