@@ -196,8 +196,9 @@ class Unsharder(PartialSumTracker):
             return True
         if value is not None:
             self._times[i] = made.times
-        share = accumulated or (call.backward and self._cuts_batch and first.shape[i] == second.shape[j])  # has no part of the batch
-        if value is None and share and call.backward and self._is_share(i, j, shape, golden):
+        same = first.shape[i] == second.shape[j]
+        whole = same and need == made.other == 1 and call.backward and self._cuts_batch
+        if value is None and whole and self._is_share(i, j, shape, golden):
             self._skip(i, j, PART)
             return True
         if value is None:
@@ -217,6 +218,7 @@ class Unsharder(PartialSumTracker):
         if self._is_local(call, i) and (self._is_mask(i) or merge_statistics.distance(value, golden) > AGREES):
             self._lose(i, j, pieces, others)
             return False
+        share = accumulated or (call.backward and self._several and same)  # of what has no part of the batch
         if share and merge_statistics.distance(value, golden) > AGREES and self._is_share(i, j, shape, golden):
             self._skip(i, j, PART)
             return True
