@@ -175,6 +175,30 @@ def test_a_round_that_comes_again_is_told_from_the_passes(one: Any, caplog: pyte
     assert "step 1 is not watched" in caplog.text
 
 
+def test_an_optimizer_that_was_waited_for_in_vain_is_not_waited_for_again() -> None:
+    """Where a later optimizer takes the place of the one that trains, no further step is lost to the one that never does."""
+    with cases.launched() as launch:
+        parts = [cases.two(seed) for seed in range(2)]
+        never = torch.optim.SGD(parts[1].parameters(), lr=0.05)
+        losses = []
+        for number in range(9):
+            if number % 3 == 0:
+                optimizer = torch.optim.SGD(parts[0].parameters(), lr=0.05)
+            losses.append(_in_turn(parts[:1], [optimizer], number))
+        del never
+    assert [frame.step for frame in launch.frames] == [0, *range(2, 9)]
+    assert launch.scalars("loss") == pytest.approx([losses[0], *losses[2:]])
+
+
+def test_the_loss_of_each_closure_counts_once() -> None:
+    """A closure that is evaluated several times gives the loss of its first pass, also beside an update before it in the step."""
+    with cases.launched() as launch:
+        parts = [cases.two(seed) for seed in range(2)]
+        optimizers = [torch.optim.LBFGS(part.parameters(), lr=0.1, max_iter=2) for part in parts]
+        losses = [sum(_closures([part], [one], number) for part, one in zip(parts, optimizers)) for number in range(3)]
+    assert launch.scalars("loss") == pytest.approx(losses)
+
+
 @pytest.mark.parametrize("later", [False, True])
 def test_two_optimizers_of_one_model(later: bool) -> None:
     """Optimizers of parts of one model that are called one after the other make one step, also when the second is made later."""

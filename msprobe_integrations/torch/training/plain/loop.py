@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.core.log import warn_once
+from msprobe_engine.core.log import warn_once, warning
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.requirements import MissingNameError, check, need
@@ -68,6 +68,7 @@ class PlainObserver(LoopObserver):
         self._loss: torch.Tensor | None = None
         self._first_loss: torch.Tensor | None = None
         self._losses: dict[int, torch.Tensor | None] = {}
+        self._has_loss = False
         self._in_vain = 0
         self._scaled: tuple[weakref.ref[torch.Tensor], torch.Tensor] | None = None
 
@@ -169,6 +170,7 @@ class PlainObserver(LoopObserver):
         self._rule.next()
         self._loss = self._first_loss = None
         self._losses = {}
+        self._has_loss = False
         self.parts = 1
         self.step += self._in_vain
         self._in_vain = 0
@@ -201,7 +203,7 @@ class PlainObserver(LoopObserver):
         if isinstance(tensors, (list, tuple)) and len(tensors) == 1:
             tensors = tensors[0]
             given = given[0] if isinstance(given, (list, tuple)) and len(given) == 1 else given
-        if not self.in_step or not isinstance(tensors, torch.Tensor) or given is not None or (self._stack and self._loss is not None):
+        if not self.in_step or not isinstance(tensors, torch.Tensor) or given is not None or (self._stack and self._has_loss):
             return
         scaled, self._scaled = self._scaled, None
         if scaled is not None and scaled[0]() is tensors:
@@ -216,6 +218,7 @@ class PlainObserver(LoopObserver):
             loss = tensors.detach().reshape(())
             loss = loss.float() if loss.element_size() < 4 else loss.clone()
             self._loss = loss if self._loss is None else self._loss + loss
+            self._has_loss = True
 
     def numbers(self) -> dict[str, Any]:
         """The loss: what backward was called on, summed over the step."""
@@ -279,6 +282,7 @@ class PlainObserver(LoopObserver):
         if waited_for := self._rule.update(key):
             self._waited_in_vain(waited_for)
         self.updates += 1
+        self._has_loss = False  # what a closure of the next update evaluates again is known from its first pass
         if first and skipped is not None and not (skipped == 0.0 and self._scalars.get("skipped")):
             self.note({"skipped": skipped})
         if self._rule.over:
@@ -290,8 +294,7 @@ class PlainObserver(LoopObserver):
         self._in_vain = 1
         self._first_loss = [loss for key, loss in self._losses.items() if key in self._rule.expected][-1]
         names = [type(optimizer).__name__ for optimizer in self._optimizers if id(optimizer) in waited_for]
-        warn_once(
-            "optimizers that do not update",
+        warning(
             f"step {self.step + 1} is not watched: it was taken for a part of step {self.step}, because {', '.join(names)} had not updated "
             "yet; the steps behind it do not wait for that",
         )

@@ -11,18 +11,21 @@ class StepBoundary:
 
     Who is waited for is learnt: optimizers that are called one after the other (Muon and AdamW), or each after passes of its own
     (the two of a GAN), make one step. When one comes round again, those that had not updated before the passes of its second update are
-    waited for no longer: with five updates of the critic per update of the generator each of the critic's is a step.
+    waited for no more: with five updates of the critic per update of the generator each of the critic's is a step.
     """
 
     def __init__(self) -> None:
         self.expected: set[int] = set()
         self._passes = 0
+        self._given_up: set[int] = set()
         self._updated: dict[int, int] = {}  # after how many passes of the step, the first time
         self._round: set[int] = set()
 
     def expect(self, optimizers: Iterable[int]) -> None:
         """These train from now on."""
-        self.expected = set(optimizers)
+        found = set(optimizers)
+        self._given_up &= found
+        self.expected = found - self._given_up
 
     def passed(self) -> None:
         """A training pass of the step has begun."""
@@ -40,7 +43,9 @@ class StepBoundary:
         if again and self._round == self._updated.keys():
             earlier = {one for one, passes in self._updated.items() if passes < self._passes}
             self.expected, self._round = before & earlier | {optimizer}, {optimizer}
-            return before - self.expected
+            missed = before - self.expected
+            self._given_up |= missed
+            return missed
         if optimizer in self._round and not again:
             self.expected = before & self._updated.keys() | {optimizer}
         self._round.add(optimizer)
