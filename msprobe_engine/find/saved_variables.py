@@ -46,13 +46,14 @@ def order(side: DumpTable) -> list[int]:
     return sorted(range(len(side)), key=key)
 
 
-def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> int:
-    """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were compared.
+def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> tuple[int, int]:
+    """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were looked at,
+    and how many of them hold NaN or Inf on both sides and nothing else that could be compared.
 
     Any number of calls may lie between two variables, so `roundoff.GROWTH` times the round-off of one call is accepted.
     """
     suspects: list[tuple[int, Suspect]] = []
-    compared = 0
+    compared = hidden = blank = 0
     for rank in sorted(target.keys() & golden.keys()):
         mine, theirs = target[rank], golden[rank]
         places = {name: row for row, name in enumerate(theirs.name)}
@@ -65,6 +66,8 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
         if not rows:
             continue
         m = distances.distances(mine, theirs, rows)
+        hidden += int((m.bad_target & m.bad_golden & ~m.known).sum())
+        blank += int(m.one_sided.any(1).sum())
         off = 0
         for at, (row, other_row) in enumerate(rows):
             limit = roundoff.GROWTH * roundoff.call_limit(
@@ -77,6 +80,9 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
                 bad = bool(m.bad_target[at] and not m.bad_golden[at])
                 suspects.append((at, _suspect(step, rank, mine, row, theirs, other_row, float(m.distance[at]), limit, bad)))
         found.differences += off
+    if blank:
+        template = "step {0}: saved values whose statistics are not all in both runs: {1}; what is missing was not compared"
+        found.problems.append(Sentence(template, step, f"{blank:,}"))
     if suspects:
         suspects.sort(key=lambda item: (item[0], item[1].rank))
         found.suspects = [one for _, one in suspects[:_MOST]]
@@ -90,7 +96,7 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
                 f"{compared:,}",
             )
         )
-    return compared
+    return compared, hidden
 
 
 def _called(side: DumpTable) -> list[str]:

@@ -73,7 +73,9 @@ class StepLoop:
 
     def saved_values(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
         """A step that holds nothing but what ``save()`` was given."""
-        self._records += saved_variables.differing(self.found, step, a, b)
+        compared, hidden = saved_variables.differing(self.found, step, a, b)
+        self._records += compared
+        self._hidden += hidden
         self._ranks |= a.keys() & b.keys()
         self.found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
 

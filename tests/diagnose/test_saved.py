@@ -64,6 +64,25 @@ def test_alone(tmp_path: Path) -> None:
     assert (found.finding, [suspect.record for suspect in found.suspects]) == ("nonfinite", ["b.0.debug", "c.0.debug"])
 
 
+_BAD, _BLANK = tensor() | dict.fromkeys(("Max", "Min", "Mean", "Norm"), math.nan), tensor() | dict.fromkeys(("Max", "Min", "Mean", "Norm"))
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "said"),
+    [
+        (_BAD, _BAD, "1 tensor holds NaN or Inf on both sides"),
+        (_BLANK, 2.0, "statistics are not all in both runs: 1;"),
+        (2.0, _BLANK, "statistics are not all in both runs: 1;"),
+        (_BLANK, _BLANK, "statistics are not all in both runs: 1;"),
+    ],
+)
+def test_what_was_not_compared_is_said(target: Any, golden: Any, said: str, tmp_path: Path) -> None:
+    """NaN on both sides, and a value without statistics, are not the same as a value that agrees."""
+    found = diagnose(saved(tmp_path / "target", a=1.0, b=target), saved(tmp_path / "golden", a=1.0, b=golden))
+    assert found.finding == "none"
+    assert [said in str(problem) for problem in found.problems] == [True]
+
+
 @pytest.mark.parametrize("version", ["8.1.1", "26.2.0"])
 def test_existing_dumps(version: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What the existing tool saved, by both commands: equal to the other version's, and a fault is named."""
