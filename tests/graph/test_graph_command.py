@@ -100,6 +100,18 @@ def test_one_run_opens_at_its_first_nan(tmp_path: Path, capsys: pytest.CaptureFi
     assert (code, out.split("\n")[0]) == (0, "No NaN or Inf that matters.")
 
 
+def test_a_nan_in_a_call_that_only_the_target_makes(tmp_path: Path, capsys: pytest.CaptureFixture[str], kept: type[Kept]) -> None:
+    """It has no partner that it differs from, and is the finding all the same, as in the other commands."""
+    bad = {"Functional.gelu.0.forward": {"input_args": [tensor(2.0)], "input_kwargs": {}, "output": [tensor(float("nan"))]}}
+    dump(tmp_path / "target/step0/rank0", extra=bad)
+    dump(tmp_path / "golden/step0/rank0")
+    code, out, _ = _say(capsys, "graph", tmp_path / "target", tmp_path / "golden", "-o", tmp_path / "o")
+    assert (code, out.split("\n")[0]) == (1, "First NaN or Inf: train.py:1 f (step 0, rank 0, Functional.gelu.0.forward)")
+    (made,) = kept.last.made
+    assert isinstance(made, Comparison)
+    assert made.target.names[made.suspect or 0] == "Functional.gelu.0.forward"
+
+
 def test_steps_and_ranks_go_by_number(tmp_path: Path, kept: type[Kept]) -> None:
     """rank2 before rank10; steps likewise; chosen ones only."""
     for step in (2, 10):

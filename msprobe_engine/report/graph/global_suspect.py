@@ -83,6 +83,7 @@ def of_two(
     from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.detect import Run
     from msprobe_engine.find.difference.origin import MISSING
+    from msprobe_engine.find.nonfinite.one_side import add_nonfinite_of_one_side
     from msprobe_engine.find.run import compare_steps
 
     def walked(job: Job) -> RankWalk | None:
@@ -117,7 +118,9 @@ def of_two(
     try:
         with collection_paused():
             diagnosis = compare_steps(sorted({job.step for job in jobs}), read, " and ".join(paths), begun=begun)
-            add_settings(diagnosis, *(Run(Path(path)) for path in paths))
+            runs = Run(Path(paths[0])), Run(Path(paths[1]))
+            add_nonfinite_of_one_side(diagnosis, *runs, tables, {step for step, _ in of_rank}, {rank for _, rank in of_rank})
+            add_settings(diagnosis, *runs)
     except (NothingCapturedError, DumpFormatError) as error:
         return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
     diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))
