@@ -430,6 +430,22 @@ def test_incident(tmp_path: Path) -> None:
     assert (found.first_suspect.record, found.first_suspect.rank, found.first_suspect.step) == ("layers.1.mlp.weight", 3, 7)
 
 
+@pytest.mark.parametrize("cut", ['{"step": 7, "fam', "[]", "\0\0"])
+def test_a_damaged_line_of_an_incident_is_said(cut: str, tmp_path: Path) -> None:
+    """What a killed rank had begun to write is no sample, and not nothing; what was written again behind it takes its place."""
+    at = tmp_path / "step7-loss_spike"
+    at.mkdir()
+    sample = {"step": 7, "family": "loss", "name": "w", "dtype": "torch.float32", "shape": [2]}
+    line = json.dumps(sample | {"statistics": {"max": 1.0, "min": 0.0, "mean": 0.5, "norm": 1.0}})
+    (at / "samples_rank0.jsonl").write_text(f"{line}\n{cut}\n")
+    found = diagnose(at)
+    assert found.finding == "none"
+    assert ["lines that cannot be read, and were left out: 1" in str(problem) for problem in found.problems] == [True]
+    state = json.dumps({"version": 1, "state": "complete"})
+    (at / "samples_rank0.jsonl").write_text(f"{line}\n{cut}\n{state}\n{line}\n{state}\n")
+    assert diagnose(at).problems == []
+
+
 def test_what_diagnose_does_not_look_at(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A zip that is no pack, one checkpoint alone, other files, two things of different kinds: one sentence each, code 2."""
     pack = tmp_path / "pack.zip"

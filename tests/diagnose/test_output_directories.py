@@ -15,6 +15,7 @@ from written_monitor import Monitor, alert
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.find.collectives.replicas import odd_ones
+from msprobe_engine.find.nonfinite.whole_run import nan_analyze_run
 from msprobe_engine.find.run import diagnose
 
 LINE = "File model.py, line 7, in forward, return torch.log(x)"
@@ -121,6 +122,11 @@ def test_what_cannot_be_read_is_no_all_clear(beside: str, kept: str, tmp_path: P
     found = diagnose(run)
     assert found.finding == "none"
     assert any("not looked at: " in problem for problem in map(str, found.problems))
+    if (run / "dump" / "step3" / "rank0" / "dump.json").exists():
+        assert any("not looked at: " in problem for problem in map(str, nan_analyze_run(run).problems))
+    else:
+        with pytest.raises(NothingCapturedError, match="not looked at: "):
+            nan_analyze_run(run)
 
 
 _NOT_TOLD = "ranks_missing is no list of ranks"

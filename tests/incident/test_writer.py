@@ -71,7 +71,7 @@ def test_what_a_rank_says_is_found_behind_and_before_any_number_of_samples(tmp_p
     assert (read_piece(path) or {})["state"] == "writing"
     append_lines(path, [says | {"state": "complete"}])
     assert (read_piece(path) or {})["state"] == "complete"
-    assert [len(trace.calls) for trace in incident_samples.load(Run(tmp_path).samples).get(5, {}).values()] == [0]
+    assert [len(trace.calls) for trace in incident_samples.load(Run(tmp_path).samples, []).get(5, {}).values()] == [0]
 
 
 def test_a_cut_off_step_is_not_read_as_a_whole_one(tmp_path: Path, frame: Any, alert: Any) -> None:

@@ -13,7 +13,7 @@ import numpy as np
 
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.core.log import one_line, warning
+from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
@@ -64,13 +64,13 @@ def ranks_without_a_word(directory: Path) -> list[str]:
     return told
 
 
-def load(files: Iterable[Path]) -> dict[int, dict[int, Trace]]:
-    """Step to rank to trace of the files of an incident; every sample is a call with an output only. Lines that cannot be read are left
-    out."""
+def load(files: Iterable[Path], problems: list[str]) -> dict[int, dict[int, Trace]]:
+    """Step to rank to trace of the files of an incident; every sample is a call with an output only. `problems`: gets what cannot be
+    read."""
     out: dict[int, dict[int, Trace]] = {}
     for path in files:
         rank = int(path.stem.removeprefix("samples_rank"))
-        for line in _last_samples(path):
+        for line in _last_samples(path, problems):
             step = line["step"]
             trace = out.setdefault(step, {}).setdefault(rank, Trace(step, rank, [], DumpTable(path), path=str(path)))
             for family, name, item in _items(line):
@@ -95,29 +95,34 @@ def _calls(dump: DumpTable) -> Iterator[Call]:
         yield Call(record, record, name, "sample", direction, family, (), (), rows, 0, 0, of_rows, None, dump, flags)
 
 
-def _last_samples(path: Path) -> list[dict[str, Any]]:
+def _last_samples(path: Path, problems: list[str]) -> list[dict[str, Any]]:
     """Of the last block that is whole, else what there is of the only one."""
     block: list[dict[str, Any]] = []
     whole: list[dict[str, Any]] = []
-    for text in _lines(path):
+    unread = before = 0  # in the block, and in the last whole one
+    for text in _lines(path, problems):
         try:
             line = parse_json(text)
         except (ValueError, RecursionError):
-            continue
+            line = None
         if not isinstance(line, dict):
-            continue
-        if "state" in line:
-            whole, block = block or whole, []
+            unread += 1
+        elif "state" in line:
+            if block:
+                whole, before, unread = block, unread, 0
+            block = []
         elif isinstance(line.get("step"), int):
             block.append(line)
+    if unread := unread + before:
+        problems.append(Sentence("{0}: lines that cannot be read, and were left out: {1}", one_line(str(path)), f"{unread:,}"))
     return whole or block
 
 
-def _lines(path: Path) -> list[str]:
+def _lines(path: Path, problems: list[str]) -> list[str]:
     try:
         return read_input(path, MOST_BYTES).decode("utf-8", "replace").splitlines()
     except OSError as error:
-        warning(f"{one_line(str(path))}: cannot be read ({error.strerror or error}); looked at without it")
+        problems.append(Sentence("{0}: cannot be read ({1}); looked at without it", one_line(str(path)), error.strerror or error))
         return []
 
 

@@ -61,13 +61,14 @@ def nan_analyze(
 
 
 def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables: StepTables | None) -> Result:
-    sampled = incident_samples.load(root.samples)
+    damaged: list[str] = []
+    sampled = incident_samples.load(root.samples, damaged)
     second = root.path / RERUN  # the dump of a step that ran twice, in the directory of an incident
     again = Run(second).dump if second.is_dir() else None
     dump = root.dump if sampled or again is not None else root.need_dump()
     dumped = set() if dump is None else set(dump.steps)
     missing = [] if dump is None else missing_steps(dump)
-    result = Result([], "", [], [*incident_samples.ranks_without_a_word(root.path), *missing])
+    result = Result([], "", [], [*damaged, *incident_samples.ranks_without_a_word(root.path), *missing])
     reruns = set(again.steps) if again is not None else set()
     note = ""
     texts: list[str] = []

@@ -55,10 +55,10 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None, schedu
     """
     run = Run(Path(source))
     tables = StepTables(0, scheduler)  # each step is read once
-    if not run.incidents and not run.has_monitor:
+    if not run.incidents and not run.unread and not run.has_monitor:
         return nan_analyze(run, output, tables=tables)
     seen: list[_Part] = []
-    errors: list[ProbeError] = []
+    errors: list[ProbeError] = [*run.unread]
 
     def look(what: str, at: Callable[[], Result]) -> None:
         try:
