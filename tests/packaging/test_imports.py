@@ -87,9 +87,8 @@ CIRCLES = """
 msprobe_engine.accuracy.online.tcp connection server
 msprobe_engine.align sources static_graph_sources
 msprobe_engine.config.launch_scripts.shell assignments commands.builtins commands.call commands.printing control evaluate
-msprobe_engine.find.difference attribution cross_rank divergence harmless.accumulated_gradients harmless.bookkeeping \
-harmless.left_out harmless.loss_scale harmless.same_result kept_tensors lone_arguments noise.carried noise.incoming noise.notes \
-optimizer.cancelling_gradients optimizer.updates rank_walk walk
+msprobe_engine.find.difference attribution harmless.bookkeeping harmless.left_out harmless.loss_scale harmless.same_result \
+kept_tensors lone_arguments noise.carried noise.incoming noise.notes optimizer.cancelling_gradients walk
 msprobe_engine.formats.dump completeness dump_table notebook.step_dump reader record_rows static_graph stream
 msprobe_engine.formats.dump read_far replicas
 msprobe_engine.formats.dump.notebook api pandas_table record

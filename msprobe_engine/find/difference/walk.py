@@ -32,7 +32,7 @@ from msprobe_engine.find.difference import attribution, kept_tensors, lone_argum
 from msprobe_engine.find.difference.harmless import bookkeeping, flat_buffers, left_out, loss_scale, same_result
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
-from msprobe_engine.find.difference.optimizer import cancelling_gradients, updates
+from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize, saved_tensors
@@ -135,7 +135,7 @@ class DifferenceWalk:
             cancelling_gradients.carry_over(self, before.cancelled)
         self.other_update = before.updates_otherwise
         if before._carried is not None:
-            self.updated = updates.parameters_of_zeros(self, before) | before._carried.updated
+            self.updated = before._carried.parameters_of_zeros(self) | before._carried.updated
         cancelling_gradients.tolerate_update(self, before)
 
     @cached_property

@@ -13,16 +13,13 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.align.parallel.parameter_owner import owner_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.origin import PARAMETER, TAKEN
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS
-from msprobe_engine.measure.propagation import Noise
 
 if TYPE_CHECKING:
     from msprobe_engine.find.difference.divergence import Divergence
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 TWO_OPTIMIZERS = Sentence(
     "The runs are of two frameworks: are their optimizers the same? Those of MindSpore and PyTorch differ under like names: "
@@ -30,18 +27,6 @@ TWO_OPTIMIZERS = Sentence(
 )
 _MOST = 2.0
 """Two runs move an element by one update each, in two directions."""
-
-
-def parameters_of_zeros(walker: DifferenceWalk, before: DifferenceWalk) -> dict[bytes, Noise]:
-    """Numbers of parameters that were zero in the step before -> what noise of their gradients has made of them."""
-    earlier, golden = before.golden.side, walker.golden.side
-    zeros = {earlier.name[row] for row, role in enumerate(earlier.role) if role == PARAMETERS and earlier.stats[row][3] == 0}
-    kinds, side = walker.target.kinds, walker.side
-    return {
-        side.stats[row].tobytes(): before.carried.update_of_zeros(owner_of(side, row, kinds[side.op[row]]))
-        for row, other in walker.rows
-        if golden.name[other] in zeros
-    }
 
 
 def note_update(found: Diagnosis, previous: Divergence | None, divergence: Divergence) -> None:
