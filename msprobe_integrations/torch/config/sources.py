@@ -10,6 +10,7 @@ import importlib
 import inspect
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from types import FrameType
 from typing import Any
@@ -22,6 +23,7 @@ from msprobe_engine.config.collect import resolved
 from msprobe_engine.config.collect.resolved import CODE, DEFAULT, Resolved, plain_data
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import one_line, warn_once
+from msprobe_integrations.requirements import MissingNameError, need, optional
 
 OURS = {
     "megatron": "msprobe_integrations.megatron.config",
@@ -227,14 +229,20 @@ def _wrappers(models: Sequence[nn.Module]) -> dict[str, Any]:
         if kind == "DistributedDataParallel" and "ddp.gradient_as_bucket_view" not in values:
             names = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "broadcast_buffers", "bucket_bytes_cap")
             values.update({f"ddp.{name}": plain_data(getattr(module, name)) for name in names if hasattr(module, name)})
-            if hooks := getattr(module, "_comm_hooks", ()):  # what puts the gradients of the ranks together in DDP's place
-                values["ddp.comm_hook"] = ", ".join(f"{hook.__module__}.{getattr(hook, '__qualname__', '')}" for hook, _ in hooks)
+            with suppress(MissingNameError):  # what puts the gradients of the ranks together in DDP's place
+                hooks = [hook for hook, _ in need(module, "_comm_hooks", for_="setting ddp.comm_hook of the pack")]
+                if hooks:
+                    values["ddp.comm_hook"] = ", ".join(f"{hook.__module__}.{_name_of(hook)}" for hook in hooks)
         elif kind == "FullyShardedDataParallel" and "fsdp1.sharding_strategy" not in values:
             values["fsdp1.sharding_strategy"] = plain_data(getattr(module, "sharding_strategy", None))
             values.update(resolved.flattened({"fsdp1": {"mixed_precision": plain_data(getattr(module, "mixed_precision", None)) or {}}}))
         elif "fsdp.mp_policy.param_dtype" not in values and kind.startswith("FSDP") and callable(getattr(module, "_get_fsdp_state", None)):
             values.update(_of_fsdp2(module))
     return values
+
+
+def _name_of(hook: Any) -> str:
+    return str(optional(hook, "__qualname__", type(hook).__qualname__, because="an object that can be called has the name of its class"))
 
 
 def _of_fsdp2(module: Any) -> dict[str, Any]:
