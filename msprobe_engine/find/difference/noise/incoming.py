@@ -211,7 +211,7 @@ class IncomingNoise(NoiseNotes):
 
     def _find_row_of(self, op: int, row: int) -> int:
         side, numbers = self._walker.side, self._walker.side.stats[row]
-        given = [other for other in side.rows(op) if side.role[other] == OUTPUT]
+        given = [other for other in side.rows(op) if side.role[other] == OUTPUT and side.dtype[other]]  # no gradient is no tensor
         for known in (slice(None), slice(2)):  # of pieces the extremes stay as they are
             for other in given:
                 if side.stats[other][known].tobytes() == numbers[known].tobytes():
