@@ -97,8 +97,8 @@ def test_rank_that_hears_of_it_ahead_of_its_own_frame_writes_again(tmp_path: Pat
     piece = read_piece(path)
     assert piece is not None
     assert piece["steps"] == [3, 4, 5]
-    assert list(load([path])) == [3, 4, 5], "the samples that were written first are not taken twice"
-    assert [len(ranks[1].calls) for ranks in load([path]).values()] == [2, 2, 2]
+    assert list(load([path], [])) == [3, 4, 5], "the samples that were written first are not taken twice"
+    assert [len(ranks[1].calls) for ranks in load([path], []).values()] == [2, 2, 2]
     assert [one["rank"] for one in piece["alerts"]] == [1]
     assert piece["capture"]["first_step"] == 7
 
