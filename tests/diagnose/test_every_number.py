@@ -97,3 +97,18 @@ def test_a_cast_that_another_call_uses(command: str, small_dump: Path, tmp_path:
     first = capsys.readouterr().out.split("\n")[0]
     assert code == 1
     assert "Tensor.to.0.forward" in first, first
+
+
+@pytest.mark.parametrize("value", [1.0, math.nan])
+def test_a_tensor_that_is_made_of_a_number(value: float, small_dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It is no copy of a gradient on its way to the update, nor memory that nobody has written: another number in it is found."""
+    for side in ("target", "golden"):
+        shutil.copytree(small_dump / "step0", tmp_path / side / "step0")
+    file = tmp_path / "target/step0/rank0/dump.json"
+    document = json.loads(file.read_text())
+    (made,) = document["data"]["Torch.tensor.1.forward"]["output"]  # the count of steps that the optimizer begins with
+    assert made["Norm"] == 0
+    made |= dict.fromkeys(("Max", "Min", "Mean", "Norm"), value)
+    file.write_text(json.dumps(document))
+    assert main(["diagnose", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == 1
+    assert "Torch.tensor.1.forward" in capsys.readouterr().out.split("\n")[0]

@@ -149,9 +149,13 @@ class Tree:
         return frozenset(told.union(op for op in self.side.collectives if told and not told.isdisjoint(self.above(op))))
 
     def tensors_in(self, op: int) -> list[int]:
-        """Rows of the tensors that a record takes in."""
+        """Rows of the tensors that a record takes in, and of the numbers."""
         side = self.side
         return [row for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list)]
+
+    def makes_of_numbers(self, op: int) -> bool:
+        """A record takes in no tensor, numbers at most."""
+        return all(row in self.side.values for row in self.tensors_in(op))
 
     def takes_parameter(self, row: int) -> bool:
         """A row is a parameter that a function takes in, where no calls of modules say so."""

@@ -53,10 +53,11 @@ def _is_table_of_rank(walker: DifferenceWalk, op: int) -> bool:
 
 
 def _is_copy(walker: DifferenceWalk, op: int) -> bool:
-    """A call that moves elements, or scales or sums a buffer that the other side has not got in this size, and that no module makes."""
+    """A call that moves elements of a tensor, or scales or sums a buffer that the other side has not got in this size, and that no module
+    makes."""
     tree = walker.target
     kind = tree.kinds[op]
-    if not calls_function(kind) or op < tree.first_backward:
+    if not calls_function(kind) or op < tree.first_backward or tree.makes_of_numbers(op):
         return False
     if any(len(tree.kinds[one]) == 4 and tree.kinds[one][0] == "forward" for one in tree.above(op)):
         return False

@@ -10,7 +10,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, of_reducer
+from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, factorize, roundoff
@@ -204,12 +204,17 @@ def unwritten_memory(walker: DifferenceWalk) -> None:
     behind them go on with numbers that are finite on both sides."""
     m, op = walker.measured, walker.side.op
     bad = np.flatnonzero(m.bad_target ^ m.bad_golden).tolist()
-    if not bad or not all(hands_on(walker, op[walker.rows[at][0]]) for at in bad):
+    if not bad or not all(_may_be_unwritten(walker, op[walker.rows[at][0]]) for at in bad):
         return
     last = max(op[walker.rows[at][0]] for at in bad)
     behind = (at for at, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[at] and walker.side.role[row] == OUTPUT)
     if any(not hands_on(walker, op[walker.rows[at][0]]) for at in behind):
         m.leave_out(bad, nonfinite=True)
+
+
+def _may_be_unwritten(walker: DifferenceWalk, op: int) -> bool:
+    """A buffer, or what was copied from one; not what was made of a number."""
+    return hands_on(walker, op) and (walker.target.kinds[op][-1] in UNINITIALISED or not walker.target.makes_of_numbers(op))
 
 
 def sums_so_far(walker: DifferenceWalk) -> list[int]:
