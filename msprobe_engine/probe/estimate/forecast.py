@@ -260,7 +260,11 @@ def _notes(found: Source, made: Estimate, counted: bool) -> Iterator[str]:
 
 def size_range(value: Range) -> str:
     """``1.5 to 2.5 GB``, or one size where both ends look the same."""
-    low, high = size(value.low), size(value.high)
+    return _from_to(size(value.low), size(value.high))
+
+
+def _from_to(low: str, high: str) -> str:
+    """Two numbers with their units, which is told once where it is the same."""
     if low == high:
         return high
     return f"{low.split()[0]} to {high}" if low.split()[1] == high.split()[1] else f"{low} to {high}"
@@ -317,10 +321,7 @@ def _shown_settings(e: Estimate) -> str:
 
 def seconds_range(value: Range) -> str:
     """``12 to 40 ms``, or one time where both ends look the same."""
-    low, high = _seconds(value.low), _seconds(value.high)
-    if low == high:
-        return high
-    return f"{low.split()[0]} to {high}" if low.split()[1] == high.split()[1] else f"{low} to {high}"
+    return _from_to(_seconds(value.low), _seconds(value.high))
 
 
 def _seconds(value: float) -> str:
