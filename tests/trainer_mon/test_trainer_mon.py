@@ -171,8 +171,10 @@ def test_wrong_use_is_said(tmp_path: Path) -> None:
         ((net, optimizer), {"grad_acc_steps": 0}, "grad_acc_steps = 0"),
         ((net, optimizer), {"start_iteration": True}, "start_iteration = True"),
     ):
+        refused = TrainerMon(config(tmp_path))
         with pytest.raises(UsageError, match=says):
-            TrainerMon(config(tmp_path)).set_monitor(*arguments, **keys)
+            refused.set_monitor(*arguments, **keys)
+        refused.stop()
     with pytest.raises(UsageError, match="set_wrapped_optimizer"):
         monitor.monitor_gnorm_with_ad(net)
     monitor.set_wrapped_optimizer(optimizer)
