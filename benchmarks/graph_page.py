@@ -14,8 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.record_rows import INPUT, OUTPUT, PARAMETERS
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.report.graph.nodes.model import API, MODULE, Comparison, Graph, Link
 
 CALLS = (

@@ -19,7 +19,7 @@ import numpy.typing as npt
 from msprobe_engine.accuracy.moments import POOL, Floats, counting, definite, dominant, moments, symmetric
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
+from msprobe_engine.formats.dump.dump_table import WORDS_OF_NUMBERS
 
 Array = npt.NDArray[Any]
 PLAIN, SORTED, OFFSETS, UNIQUE, DISTINCT, CLASSES = "plain", "sorted", "offsets", "unique", "distinct", "classes"

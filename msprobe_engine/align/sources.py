@@ -8,84 +8,25 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from msprobe_engine.align import static_graph_sources
+from msprobe_engine.align.tasks import Sources, Task
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.find_dumps import holds_dump
-from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, parse_json, read_bytes, require_visible
-from msprobe_engine.formats.dump.ring_file import has_step_file, size_of_step_file
+from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
+from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
+from msprobe_engine.formats.dump.ring_file import has_step_file
 
 MIXED = ("graph", "pynative")
 """Folders of a mixed dump (26.2.0)."""
 
 _STEMS = {layout.DUMP: "compare_result", layout.DEBUG: "debug_compare_result"}
-
-
-@dataclass(frozen=True)
-class Task:
-    """One pair of dump files.
-
-    Attributes:
-        target, golden: dump.json or debug.json, or directories of static graphs (`align.static_graph_sources`).
-        step, rank: of the target; None when the path does not say it.
-        folder: of the results below the output directory; ``.`` when there is one step only.
-        stem: name of the results, without time and suffix (``compare_result_rank0``).
-        stack: stack.json of the target, where it does not lie beside the dump.
-        calibration: the same rank and step of further golden dumps.
-        whole: all ranks of the step are put together first (`report.table.layout_tables`); the files are those of one of them.
-        stamped: the name of the result ends with the time.
-    """
-
-    target: Path
-    golden: Path
-    step: int | None = None
-    rank: int | None = None
-    folder: str = "."
-    stem: str = "compare_result"
-    stack: Path | None = None
-    calibration: tuple[Path, ...] = ()
-    whole: bool = False
-    stamped: bool = True
-
-    @property
-    def key(self) -> str:
-        """Unique within a comparison: ``step1/compare_result_rank0``."""
-        return f"{self.folder}/{self.stem}"
-
-    @property
-    def place(self) -> str:
-        """For messages: ``step 1, rank 0``."""
-        said = [f"step {self.step}"] if self.step is not None else []
-        said += [f"rank {self.rank}"] if self.rank is not None else []
-        return ", ".join(said) or self.target.parent.name or str(self.target)
-
-    @property
-    def size(self) -> int:
-        """Bytes of both files; 0 of those that are not there."""
-        return sum(map(size_of_step_file, (self.target, self.golden)))
-
-
-@dataclass
-class Sources:
-    """What is to be compared.
-
-    Attributes:
-        tasks: by step and rank.
-        notes: what is left out, and why, one sentence each.
-        lost: sentences about data that was asked for and cannot be compared.
-        dumps: those of both sides; None of files, of static graphs, and of the folders of a mixed dump.
-    """
-
-    tasks: list[Task] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    lost: list[str] = field(default_factory=list)
-    dumps: tuple[DumpDirectory | None, DumpDirectory | None] = (None, None)
 
 
 def pair_paths(

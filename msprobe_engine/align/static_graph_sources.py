@@ -8,14 +8,12 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
+from msprobe_engine.align.tasks import Sources, Task
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.static_graph import ANY, points_of
 from msprobe_engine.formats.tensors.kernel_files import STATISTIC, kernel_directories, kernel_files, rank_and_step
-
-if TYPE_CHECKING:
-    from msprobe_engine.align.sources import Sources
 
 KERNELS, POINTS = "kernels", "points"
 
@@ -44,7 +42,6 @@ def pair_graphs(found: Sources, kind: str, one: Path, two: Path, steps: frozense
     Raises:
         UsageError: they are of two kinds.
     """
-    from msprobe_engine.align.sources import Task
 
     other = kind_of(two)
     if other != kind:

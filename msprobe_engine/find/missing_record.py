@@ -12,8 +12,10 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import in_short, steps_text
-from msprobe_engine.formats.dump.completeness import of_earlier_runs, was_cut_off
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.completeness import of_earlier_runs
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.rank_files import was_cut_off
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import Rank, open_dump
 
 _NEAR, _SHOWN = 3, 5

@@ -17,7 +17,8 @@ from msprobe_engine.find.difference.rank_walk import RankWalk, walk_rank
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 
 
 @dataclass(frozen=True)

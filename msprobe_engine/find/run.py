@@ -26,7 +26,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps, steps_on_one_side
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
-from msprobe_engine.formats.dump.replicas import KEPT, StepTables
+from msprobe_engine.formats.dump.replicas.reader import KEPT, StepTables
 
 
 def diagnose(

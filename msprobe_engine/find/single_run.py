@@ -15,7 +15,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.saved_variables import saved_alone
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 
 MOST_STEPS = 8
 _BESIDE = Sentence(", no collective with a wrong result")

@@ -30,7 +30,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.fold_suspects import fold, stages_of
 from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.shared_columns import own_columns
+from msprobe_engine.formats.dump.replicas.shared_columns import own_columns
 from msprobe_engine.measure import distances, dump_dialects, factorize
 
 Movements = Callable[[int, Mapping[int, DumpTable], list[str]], Mapping[int, Floats]]

@@ -16,8 +16,7 @@ import numpy.typing as npt
 
 from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import STRUCTURE, TENSOR, DumpTable
-from msprobe_engine.formats.dump.record_rows import is_number
+from msprobe_engine.formats.dump.dump_table import STRUCTURE, TENSOR, DumpTable, is_number
 from msprobe_engine.measure import dump_dialects, factorize
 
 Bools = npt.NDArray[np.bool_]

@@ -17,7 +17,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.table.api import compare_dumps
 
 CALL = "Functional.linear.2.forward"

@@ -17,7 +17,7 @@ import pytest
 
 from msprobe_engine.align.calls.match import match
 from msprobe_engine.find.verdicts.advisor import Advisor
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.columns import COLOUR
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import compare_pair

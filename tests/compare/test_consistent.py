@@ -11,7 +11,8 @@ import torch
 
 from msprobe_engine.align.calls.training_and_inference import align
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.columns import GOLDEN_NAME, MAX_ABS, RESULT, TARGET_NAME, UNMATCHED
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import compare_pair

@@ -13,7 +13,8 @@ from hypothesis import strategies as st
 
 from msprobe_engine.align.calls.match import FUZZY_MESSAGE, Keys, joined_fuzzily, match, without_call
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.mapping_file import write_mapping
 from msprobe_engine.measure.options import NEW, OLD, CompareOptions
 

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.match import Matching, match
 from msprobe_engine.align.calls.structure import match_structure
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.mapping_file import write_mapping
 from msprobe_engine.measure.options import CompareOptions
 

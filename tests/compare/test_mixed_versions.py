@@ -17,7 +17,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.dump_dialects import NEW, OLD, OURS, recorder
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

@@ -13,7 +13,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.formats.dump import record_rows
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.record_rows import RowReader
 
 number = st.floats(allow_nan=True, allow_infinity=True)

@@ -8,7 +8,8 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, read_side
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.stream import open_records
 
 FIXTURES = Path(__file__).parents[1] / "fixtures"

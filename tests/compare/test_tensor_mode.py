@@ -15,7 +15,8 @@ from hypothesis import strategies as st
 
 from msprobe_engine.align.calls.match import match
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.tensors.blocks import InMemoryTensor
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_engine.measure.columns import COSINE, EUCLID, MAX_ABS, MAX_REL, MESSAGE, ONE_THOUSANDTH, RESULT

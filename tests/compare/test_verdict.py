@@ -13,7 +13,8 @@ import pytest
 from msprobe_engine.align.calls.match import match
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.columns import COLOUR, GOLDEN_NAME, MESSAGE, RESULT, TARGET_NAME, UNMATCHED
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import common_mode, compare_pair

@@ -15,7 +15,7 @@ import warm
 
 from msprobe_engine.find.nonfinite import trace as facts
 from msprobe_engine.find.nonfinite.flags import Trace
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 
 _here = Path(__file__).parent
 for _place in (str(_here.parent / "monitor_pages"), str(_here)):

@@ -12,7 +12,8 @@ import torch
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.find.difference.walk import DifferenceWalk
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.saved_tensors import refine
 

@@ -20,7 +20,8 @@ from msprobe_engine.align.calls.match import match
 from msprobe_engine.align.parallel.unshard import _snapped
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.columns import MESSAGE, RESULT, TARGET_NAME
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.pairs import compare_pair

@@ -31,7 +31,7 @@ from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 
 LAYOUTS = {"tp": TP, "dp": DP, "micro": ACCUMULATED}
 DEFECTS = ("missing sum of gradients before a column-parallel product", "a gradient not averaged over data-parallel ranks")

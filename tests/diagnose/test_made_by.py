@@ -8,7 +8,8 @@ import pytest
 import warm
 
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 
 HERE = Path(__file__).parent
 SAID = {

@@ -13,9 +13,9 @@ import pytest
 from msprobe_engine.find.difference.divergence import diverge
 from msprobe_engine.find.nonfinite.load import load_step
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
+from msprobe_engine.formats.dump.replicas.shared_columns import SharedColumns, own_columns
 from msprobe_engine.report.diagnosis.page import write
 
 RANKS, FEW = 340, 16

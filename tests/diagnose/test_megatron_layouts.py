@@ -14,7 +14,8 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.placements import Placements
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import PARAMETERS, read_side
+from msprobe_engine.formats.dump.dump_table import PARAMETERS
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
 

@@ -21,7 +21,8 @@ from msprobe_engine.align.parallel.micro_batches import cut
 from msprobe_engine.find.coverage.other_ways import without_other_code
 from msprobe_engine.find.difference.harmless.flat_buffers import without_pieces
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 
 
 class GELUActivation(torch.nn.Module):

@@ -13,7 +13,8 @@ import pytest
 
 from msprobe_engine.find import findings, single_run
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump import replicas, stream
+from msprobe_engine.formats.dump import stream
+from msprobe_engine.formats.dump.replicas import template
 from msprobe_engine.report.table.api import compare_dumps
 
 
@@ -98,7 +99,7 @@ def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
         return reads
 
     monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", counted(stream.open_records))
-    monkeypatch.setattr("msprobe_engine.formats.dump.replicas.read_step_file", counted(replicas.read_step_file))
+    monkeypatch.setattr("msprobe_engine.formats.dump.replicas.template.read_step_file", counted(template.read_step_file))
     found = diagnose(target)
     assert found.finding == findings.NONE
     assert found.looked_at["collectives"] == 0

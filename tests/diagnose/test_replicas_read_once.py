@@ -15,10 +15,11 @@ from msprobe_engine.find.findings import finite_json
 from msprobe_engine.find.nonfinite import first_over_ranks
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.run import diagnose
-from msprobe_engine.formats.dump import replicas
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.replicas import ReplicaReader
-from msprobe_engine.formats.dump.shared_columns import SharedColumns, own_columns
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
+from msprobe_engine.formats.dump.replicas import reader, template
+from msprobe_engine.formats.dump.replicas.reader import ReplicaReader
+from msprobe_engine.formats.dump.replicas.shared_columns import SharedColumns, own_columns
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
 
@@ -111,7 +112,7 @@ def test_the_diagnosis_is_that_of_all_ranks_read(off: dict[int, float], tmp_path
     target, golden = _run(tmp_path / "run", off), _run(tmp_path / "golden", {})
     once = diagnose(target, golden)
     alone = diagnose(target)
-    monkeypatch.setattr(replicas, "MOST_BYTES", 0)
+    monkeypatch.setattr(template, "MOST_BYTES", 0)
     assert finite_json(once.as_json()) == finite_json(diagnose(target, golden).as_json())
     assert finite_json(alone.as_json()) == finite_json(diagnose(target).as_json())
 
@@ -123,7 +124,7 @@ def test_other_groups_are_no_replicas_of_each_other(tmp_path: Path, monkeypatch:
     file.write_text(json.dumps(_with_group(json.loads(file.read_text()), [4, 5, 6]), indent=1))
     found = diagnose(target, golden)
     assert [(suspect.rank, suspect.kind) for suspect in found.suspects] == [(5, "group")]
-    monkeypatch.setattr(replicas, "MOST_BYTES", 0)
+    monkeypatch.setattr(template, "MOST_BYTES", 0)
     assert found.as_json() == diagnose(target, golden).as_json()
 
 
@@ -191,13 +192,13 @@ def test_a_file_is_read_once_though_it_is_looked_at_again(command: str, tmp_path
     for side in (target, golden):
         _put(side, 7, "Functional.mask.0.forward", {"Max": 0.0, "Min": -math.inf, "Mean": -math.inf, "Norm": math.inf})
     opened: list[Path] = []
-    read = replicas.read_step_file
+    read = template.read_step_file
 
     def counted(path: Path, most: int) -> bytes:
         opened.append(path)
         return read(path, most)
 
-    monkeypatch.setattr(replicas, "read_step_file", counted)
+    monkeypatch.setattr(template, "read_step_file", counted)
     monkeypatch.setattr("msprobe_engine.report.table.same_ranks.MANY", 0)
 
     def look() -> Any:
@@ -210,7 +211,7 @@ def test_a_file_is_read_once_though_it_is_looked_at_again(command: str, tmp_path
     once = look()
     dumps = [path for path in opened if path.name == "dump.json"]
     assert len(dumps) == len(set(dumps)) == 2 * RANKS
-    monkeypatch.setattr(replicas.StepTables.__init__, "__defaults__", (0, ""))
+    monkeypatch.setattr(reader.StepTables.__init__, "__defaults__", (0, ""))
     monkeypatch.setattr("msprobe_engine.find.run.KEPT", 0)
     opened.clear()
     assert look() == once

@@ -13,7 +13,7 @@ from forkpool import run_ranks
 
 from msprobe_engine.find.collectives import links
 from msprobe_engine.find.nonfinite import trace
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 
 pytestmark = pytest.mark.framework

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from existing_graph import VERSIONS, cases, outcome, unpack
 
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.graph.existing.items import items
 from msprobe_engine.report.graph.existing.vis_json import stack_line
 from msprobe_engine.report.graph.nodes.build import backward_of, build, forward_of

@@ -8,7 +8,7 @@ from typing import Any
 from existing_graph import cases, outcome, unpack
 from graph_dumps import Record, call, graph, nan, number, tensor
 
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.graph.existing import overflow
 from msprobe_engine.report.graph.nodes import links
 from msprobe_engine.report.graph.nodes.build import build

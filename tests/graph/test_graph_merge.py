@@ -20,7 +20,8 @@ from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.align.parallel.run_pieces import LooseTree
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.existing.items import items as items_of
 from msprobe_engine.report.graph.global_suspect import node_of

@@ -18,7 +18,7 @@ from forkpool import run_ranks  # noqa: E402
 from torch import nn  # noqa: E402
 
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
-from msprobe_engine.formats.dump.dump_table import read_side  # noqa: E402
+from msprobe_engine.formats.dump.read_table import read_side  # noqa: E402
 from msprobe_engine.report.graph.merge import device_mesh  # noqa: E402
 from msprobe_engine.report.graph.merge.make import merged  # noqa: E402
 from msprobe_engine.report.graph.merge.whole import whole  # noqa: E402

@@ -9,7 +9,7 @@ import pytest
 from existing_graph import VERSIONS, cases, outcome, unpack
 from graph_dumps import Record, call, graph, nan, number, tensor
 
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.graph.existing import overflow
 from msprobe_engine.report.graph.nodes.build import build
 

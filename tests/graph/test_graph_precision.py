@@ -13,7 +13,7 @@ from existing_graph import VERSIONS, cases, outcome, unpack
 from graph_dumps import Record, call, graph, nan, number, tensor
 
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.graph.compare_graphs import compare
 from msprobe_engine.report.graph.existing.vis_db import TARGET, partner_path
 from msprobe_engine.report.graph.nodes.build import build

@@ -23,7 +23,7 @@ from msprobe_engine.find.nonfinite import incident_samples
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.opened import open_path
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.ring_file import append_step, ring_file, steps_of
 from msprobe_engine.formats.monitor.convert.data2db import data2db

@@ -84,14 +84,8 @@ def test_no_two_integrations_may_import_each_other(contracts: list[dict[str, Any
 
 
 CIRCLES = """
-msprobe_engine.accuracy.online.tcp connection server
-msprobe_engine.align sources static_graph_sources
-msprobe_engine.config.launch_scripts.shell assignments commands.builtins commands.call commands.printing control evaluate
 msprobe_engine.find.difference attribution harmless.bookkeeping harmless.left_out harmless.loss_scale harmless.same_result \
 kept_tensors lone_arguments noise.carried noise.incoming noise.notes optimizer.cancelling_gradients walk
-msprobe_engine.formats.dump completeness dump_table notebook.step_dump reader record_rows static_graph stream
-msprobe_engine.formats.dump read_far replicas
-msprobe_engine.formats.dump.notebook api pandas_table record
 msprobe_integrations.torch.statistics device.check device.histogram device.launch device.pair_launch pair_kernels rows
 msprobe_integrations.torch.training.plain loop training_detector
 """

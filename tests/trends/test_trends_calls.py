@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.trends.collect import apart, collect
 from msprobe_engine.report.trends.sources.dumps import calls_of
 from msprobe_engine.report.trends.sources.open_source import open_source

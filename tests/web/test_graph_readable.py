@@ -11,7 +11,7 @@ import pytest
 from graph_samples import Sample, page_of, ranks
 from sample_pages import write_dump
 
-from msprobe_engine.formats.dump.dump_table import read_side
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.page.page_data import NEEDLESS, UNMATCHED, Order, columns
 

@@ -18,9 +18,10 @@ from msprobe_engine.core.names import of_first_pass
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.completeness import missing_records, warn_of_earlier_runs
+from msprobe_engine.formats.dump.completeness import warn_of_earlier_runs
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.reader import framework_of, open_dump
+from msprobe_engine.formats.dump.rank_files import framework_of, missing_records
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.stream import open_records
 
 _MODULES = ("Module", "Cell", "Primitive")

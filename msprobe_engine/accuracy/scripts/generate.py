@@ -18,7 +18,8 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import warn_of_earlier_runs
 from msprobe_engine.formats.dump.find_dumps import nearby
-from msprobe_engine.formats.dump.reader import open_dump, parse_json, read_bytes
+from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
+from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.tensors.reader import Loader, TensorFiles
 
 _LONGEST_STEM = 180

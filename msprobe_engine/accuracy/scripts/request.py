@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.accuracy.scripts.source import BACKWARD, BOTH, FORWARD
 from msprobe_engine.core.errors import DumpFormatError, SettingsError
-from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
 
 KEYS = ("dump_json_path", "api_name", "extract_api_path", "propagation", "data_mode", "random_seed", "iter_times")
 REAL, RANDOM = "real_data", "random_data"

@@ -7,8 +7,8 @@ from msprobe_engine.align.calls.structure import Aligned, Matcher, Structure
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.completeness import was_cut_off
 from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.rank_files import was_cut_off
 
 
 def crossed(target: DumpTable, golden: DumpTable) -> bool:

@@ -18,8 +18,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.match import Matching
 from msprobe_engine.align.calls.structure import Aligned, Structure
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.record_rows import INPUT, PARAMETERS, Value
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable, Value
 from msprobe_engine.measure.tensors.mode import JOINED
 
 FSDP, MEGATRON = "fsdp", "megatron"

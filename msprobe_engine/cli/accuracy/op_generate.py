@@ -93,7 +93,7 @@ def _framework(name: str, data: Mapping[str, Any], wanted: str) -> tuple[Any, An
     """
     from msprobe_engine.core.backend import load_backend
     from msprobe_engine.core.errors import MissingExtraError
-    from msprobe_engine.formats.dump.reader import framework_of
+    from msprobe_engine.formats.dump.rank_files import framework_of
 
     mindspore = framework_of({"framework": name}, [data.get(f"{wanted}.forward")]) == "mindspore"
     try:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.log import get_logger, printable
     from msprobe_engine.find.nonfinite.overflow_summary import summary
     from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, counts, table, write
-    from msprobe_engine.formats.dump.dump_table import read_side
+    from msprobe_engine.formats.dump.read_table import read_side
 
     with needs_extra("torch", "torch", "running calls again"):
         backend: Any = load_backend("torch")

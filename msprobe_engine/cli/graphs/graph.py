@@ -71,7 +71,7 @@ def from_json(path: str) -> dict[str, Any]:
     from pathlib import Path
 
     from msprobe_engine.core.errors import DumpFormatError, UsageError
-    from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+    from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
 
     try:
         document = parse_json(read_bytes(Path(path)), Path(path))

@@ -30,8 +30,7 @@ from msprobe_engine.find.difference.explain import module_around, stack_of
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.collective_record import is_asynchronous, reduction_of
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
-from msprobe_engine.formats.dump.record_rows import is_number
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable, is_number
 from msprobe_engine.measure import distances, roundoff
 
 _WHOLE = Sentence("the golden run has one rank, and this is all of the parameter: the ranks hold copies")

@@ -19,9 +19,8 @@ from msprobe_engine.align.parameters.prefixes import unwrapped
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Diagnosis
-from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
-from msprobe_engine.formats.dump.record_rows import is_number
-from msprobe_engine.formats.dump.replicas import of_each
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable, is_number
+from msprobe_engine.formats.dump.replicas.reader import of_each
 from msprobe_engine.measure import distances
 
 Row = tuple[Any, ...]

@@ -16,8 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.dtypes import is_not_float
-from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.record_rows import is_number
+from msprobe_engine.formats.dump.dump_table import DumpTable, is_number
 from msprobe_engine.measure import factorize
 
 NAN, POS_INF, NEG_INF, UNKNOWN, FINITE, NOT_FLOAT, UNSEARCHED = 1, 2, 4, 8, 16, 32, 64

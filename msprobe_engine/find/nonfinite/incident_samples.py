@@ -20,7 +20,7 @@ from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, Trace, row_flags
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.formats.dump.dump_table import OUTPUT, DumpTable
-from msprobe_engine.formats.dump.reader import MOST_BYTES
+from msprobe_engine.formats.dump.rank_files import MOST_BYTES
 from msprobe_engine.formats.dump.record_rows import RowReader
 
 _PHASES = (

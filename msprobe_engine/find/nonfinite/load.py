@@ -12,12 +12,13 @@ from msprobe_engine.find.nonfinite import trace
 from msprobe_engine.find.nonfinite.flags import Trace
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.frame_log import why_unfinished
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
-from msprobe_engine.formats.dump.replicas import ReplicaReader
+from msprobe_engine.formats.dump.replicas.reader import ReplicaReader
+from msprobe_engine.formats.dump.replicas.shared_columns import SharedColumns
 from msprobe_engine.formats.dump.ring_file import has_step_file
-from msprobe_engine.formats.dump.shared_columns import SharedColumns
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
 
 

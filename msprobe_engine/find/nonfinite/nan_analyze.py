@@ -16,7 +16,7 @@ from msprobe_engine.find.nonfinite.flags import Trace
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import RERUN
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 
 
 @dataclass

@@ -13,7 +13,7 @@ from msprobe_engine.find.nonfinite.flags import NONFINITE, row_flags
 from msprobe_engine.find.nonfinite.load import numbered
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.replicas import StepTables, of_each
+from msprobe_engine.formats.dump.replicas.reader import StepTables, of_each
 from msprobe_engine.formats.dump.ring_file import open_step_file
 
 SAME, SAME_BESIDE_NAN = Sentence("All numbers are the same."), Sentence("All numbers beside NaN are the same.")

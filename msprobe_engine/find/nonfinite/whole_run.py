@@ -18,7 +18,7 @@ from msprobe_engine.find.detect import Run
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.nonfinite import report
 from msprobe_engine.find.nonfinite.nan_analyze import Result, nan_analyze
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.reader import Run as MonitorRun

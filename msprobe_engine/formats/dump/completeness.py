@@ -5,122 +5,17 @@ A dump of the existing tool has neither the key ``complete`` nor a mark; nothing
 
 from __future__ import annotations
 
-import contextlib
-import itertools
-import os
-from collections.abc import Collection, Mapping, Sequence
-from pathlib import Path
-from typing import Any
+from collections.abc import Collection, Sequence
 
-from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.frame_log import why_unfinished
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.ring_file import damages_in
 from msprobe_engine.formats.dump.world import expected_ranks
 
 _log = get_logger()
-_MOST = 8
-_END = 64
-"""Bytes of the end of a file that are looked at."""
-
-
-def missing_records(file: Path, header: Mapping[str, Any], count: int, *, recovered: bool = False, repeated: int = 0) -> list[str]:
-    """Sentences about one rank of one step; empty when nothing says that records are missing.
-
-    Args:
-        file: its dump.json or debug.json.
-        header: the keys of the file but its data.
-        recovered: the records are those of the frame log.
-        repeated: records of which there are several under one name, so that only one of each was read.
-    """
-    found: list[str] = []
-    why = why_unfinished(file.parent)
-    if recovered and why:
-        found.append(Sentence("{0}: the run could not write this file: {1}; read from its frame log", file, why))
-    elif recovered:
-        found.append(Sentence("{0}: the process was killed before it wrote this file; read from its frame log", file))
-    if was_cut_off(file, header, recovered) and why:
-        found.append(Sentence("{0}: the run could not write this step whole: {1}; records may be missing", file, why))
-    elif was_cut_off(file, header, recovered):
-        found.append(Sentence("{0}: the run ended before this step was whole, or still writes it; records may be missing", file))
-    if lost := header.get("lost"):
-        found.append(Sentence("{0}: the run could not keep everything: {1}", file, counts_of(lost)))
-    if not count:
-        found.append(Sentence("{0}: no record in it", file))
-    if repeated:
-        template = "{0}: {1} records stand more than once under one name; of those close together the last counts"
-        found.append(Sentence(template, file, f"{repeated:,}"))
-    return found
-
-
-def was_cut_off(file: Path, header: Mapping[str, Any], recovered: bool) -> bool:
-    """Does a rank of a step say that the run ended before it was whole?"""
-    return header.get("complete", True) is False or (not recovered and (file.parent / layout.MARKER).exists())
-
-
-def missing_companions(file: Path, header: Mapping[str, Any]) -> list[str]:
-    """Sentences about stack.json and construct.json that are gone from beside a dump.json, or cut off. Its header says what it was written
-    with; of a dump whose header does not (the existing tool's, our older ones) every recorder writes both or none, and of neither another
-    rank of the step tells.
-
-    Args:
-        header: the keys of the file but its data.
-    """
-    outside = [name for name in layout.COMPANIONS if not layout.holds_inside(header, name)]
-    absent = [name for name in outside if not (file.parent / name).exists()]
-    if file.name != layout.DUMP:
-        return []
-    cut = [cut_off_companion(file.parent / name) for name in outside if name not in absent]
-    return [sentence for sentence in cut if sentence] + _missing(file, header, absent)
-
-
-def cut_off_companion(file: Path) -> str:
-    """A sentence about a stack.json or construct.json that does not end as it must; "" of a whole one. Who needs nothing of it does not
-    read it: its end tells."""
-    try:
-        with open(open_regular(file, follow=True), "rb") as opened:
-            opened.seek(max(0, os.fstat(opened.fileno()).st_size - _END))
-            whole = opened.read(_END).rstrip().endswith(b"}")
-    except OSError:  # who reads it says why it cannot
-        return ""
-    return (
-        ""
-        if whole
-        else Sentence("{0}: it was cut off while being written (killed process or full disk); {1}", file, _COMPANIONS[file.name])
-    )
-
-
-def _missing(file: Path, header: Mapping[str, Any], absent: Sequence[str]) -> list[str]:
-    if not absent:
-        return []
-    written = header.get(layout.WRITTEN_WITH)
-    if isinstance(written, list):
-        template = "{0}: {1}, which was written with it, is not there; {2}"
-        return [Sentence(template, file, name, _COMPANIONS[name]) for name in absent if name in written]
-    if len(absent) == 2 and not any(_has_companion(place) for place in _some_ranks(file.parent.parent) if place != file.parent):
-        return []
-    return [Sentence("{0}: {1} is not there; {2}", file, name, _COMPANIONS[name]) for name in absent]
-
-
-_COMPANIONS: Mapping[str, str] = {
-    layout.STACK: Sentence("no line of code is named, and functions are matched without it"),
-    layout.CONSTRUCT: Sentence("which call ran in which module is not known, and calls may be matched wrongly"),
-}
-
-
-def _some_ranks(step: Path) -> list[Path]:
-    """A few of a step: this is asked for every rank, and there may be thousands."""
-    with contextlib.suppress(OSError), os.scandir(step) as entries:
-        return [step / entry.name for entry in itertools.islice((one for one in entries if one.name.startswith("rank")), _MOST)]
-    return []
-
-
-def _has_companion(directory: Path) -> bool:
-    return any((directory / name).exists() for name in layout.COMPANIONS)
 
 
 def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -> list[str]:
@@ -134,7 +29,7 @@ def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -
     found: list[str] = []
     if repeated := dump.repeated_ranks(step):
         template = "{0}, step {1}: several directories are of one rank, and one of them is read: {2}"
-        found.append(Sentence(template, dump.root, step, ", ".join(repeated[:_MOST])))
+        found.append(Sentence(template, dump.root, step, ", ".join(repeated[:8])))
     found += of_earlier_runs(dump, step)
     names = dump.empty_ranks(step)
     known, told = _absent_ranks(dump, step, names)
@@ -209,11 +104,3 @@ def steps_on_one_side(target: DumpDirectory, golden: DumpDirectory) -> list[str]
                 template = "{0}: step {1} is not in {2} and was not compared"
             found.append(Sentence(template, dump.root, some(only), other.root))
     return found
-
-
-def counts_of(lost: Any) -> str:
-    """Reasons and counts of what the run could not keep."""
-    if not isinstance(lost, Mapping):
-        return str(lost)[:80]
-    shown = [f"{str(reason)[:80]} {str(count)[:20]}" for reason, count in lost.items()]
-    return some(shown, _MOST)

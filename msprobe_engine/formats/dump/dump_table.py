@@ -21,21 +21,30 @@ import numpy.typing as npt
 
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.names import node_parent, node_parents
-from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
-from msprobe_engine.formats.dump.completeness import cut_off_companion, missing_companions, missing_records
-from msprobe_engine.formats.dump.reader import object_inside, parse_object, read_bytes, stack_lines
-from msprobe_engine.formats.dump.record_rows import DEBUG as DEBUG
-from msprobe_engine.formats.dump.record_rows import INPUT as INPUT
-from msprobe_engine.formats.dump.record_rows import OUTPUT as OUTPUT
-from msprobe_engine.formats.dump.record_rows import PARAMETERS as PARAMETERS
-from msprobe_engine.formats.dump.record_rows import PARAMETERS_GRAD as PARAMETERS_GRAD
-from msprobe_engine.formats.dump.record_rows import RowReader, Value, is_number
-from msprobe_engine.formats.dump.stream import Records, open_records
+from msprobe_engine.formats.dump.rank_files import (
+    cut_off_companion,
+    object_inside,
+    parse_object,
+    read_bytes,
+    stack_lines,
+)
 from msprobe_engine.formats.tensors.reader import TensorFiles
+
+INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD, DEBUG = range(5)
+"""Roles of a row. Keyword arguments are inputs; the gradients that enter a backward call too."""
+Value = float | int | str | bool | None
+WORDS_OF_NUMBERS = {
+    "NaN": float("nan"),
+    "nan": float("nan"),
+    "Infinity": float("inf"),
+    "inf": float("inf"),
+    "-Infinity": -float("inf"),
+    "-inf": -float("inf"),
+}
+"""Text that stands for a number that JSON has not."""
 
 STATISTICS, MD5, DIGEST, TENSOR, STRUCTURE = "statistics", "md5", "digest", "tensor", "structure"
 """What a dump can be compared by. `DIGEST` is this tool's own: 64 bits per tensor in place of statistics."""
@@ -231,54 +240,6 @@ class DumpTable:
             self.problems.append(problem)
 
 
-_TASKS = frozenset(("statistics", "tensor", "structure", "overflow_check", "free_benchmark", "exception_dump"))
-"""Of the existing tool and of this one."""
-
-
-def read_side(path: Path | str) -> DumpTable:
-    """Read one ``dump.json`` or ``debug.json`` (or what a killed process left of it), or a directory of a MindSpore static graph.
-
-    Raises:
-        DumpFormatError: the file is damaged, or is none; what and where is said.
-    """
-    if Path(path).suffix != ".json":
-        from msprobe_engine.formats.dump.static_graph import is_graph_side, read_graph_side
-
-        if is_graph_side(Path(path)):
-            return read_graph_side(Path(path))
-    side = DumpTable(Path(path))
-    with guard_reading(path, "a dump"), collection_paused(), open_records(side.path) as records:
-        reader = fill(side, records)
-    if reader.left_out:
-        side.say(
-            Sentence(
-                "{0}: {1} records or values are damaged and left out, the first is {2}",
-                side.path,
-                f"{reader.left_out:,}",
-                reader.first_left_out,
-            )
-        )
-    say_missing(side, records.repeated + len(side.ops) - len(set(side.ops)))
-    return side
-
-
-def fill(side: DumpTable, records: Records) -> RowReader:
-    """Append all records of a file to a table without any; the reader knows what is damaged."""
-    reader = RowReader(side)
-    for block in records:
-        reader.block(block)
-    side.header = records.header
-    side.recovered = records.recovered
-    return reader
-
-
-def say_missing(side: DumpTable, repeated: int, whole: bool = False) -> None:
-    """Say what is not there of a rank; `repeated`: records of which there are several under one name; `whole`: what lies beside it was
-    read to its end."""
-    if side.task not in _TASKS:
-        template = "{0}: the task {1} is not known, and what its records hold is a guess; they are read as those of task statistics"
-        side.say(Sentence(template, side.path, repr(side.task)))
-    for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
-        side.say(problem)
-    for problem in () if side.recovered or whole else missing_companions(side.path, side.header):
-        side.say(problem)
+def is_number(value: Any) -> bool:
+    """A statistic as the file has it is a number, NaN and the infinities among them."""
+    return isinstance(value, (int, float)) or (type(value) is str and value in WORDS_OF_NUMBERS)

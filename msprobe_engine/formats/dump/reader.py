@@ -7,21 +7,17 @@
 
 from __future__ import annotations
 
-import json
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Mapping
 from functools import cached_property
 from itertools import islice
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.core.errors import DumpFormatError, TextError, UnreadableFileError, UsageError
+from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.core.io.json_text import parse_json as parse_text
-from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import Entries, FoundDump, describe_content, find_dump, nearby
-from msprobe_engine.formats.dump.ring_file import read_step_file
 from msprobe_engine.formats.dump.world import Times, times_of
 
 if TYPE_CHECKING:
@@ -30,8 +26,6 @@ if TYPE_CHECKING:
 Rank = int | str
 """A rank, or the name of a directory that does not say its rank (``rank``, ``proc{pid}``)."""
 
-MOST_BYTES = 16 << 30
-"""Of a file that is read at once; what is larger is in the layout that `formats.dump.stream` reads in blocks."""
 _MOST_ASKED = 64
 """Ranks of a step that are asked when it was made."""
 _DATA_DIRECTORY = re.compile(rb'"dump_data_dir": *"[^"]*?(proc[0-9]+)/')
@@ -212,7 +206,7 @@ class DumpDirectory:
         return load_rank_directory(self.path(step, rank), step, rank if isinstance(rank, int) else None)
 
     def file(self, step: int, rank: Rank | None = None) -> Path:
-        """The dump.json of a rank, which `dump_table.read_side` reads, or its debug.json. `rank` None: the only one."""
+        """The dump.json of a rank, which `read_table.read_side` reads, or its debug.json. `rank` None: the only one."""
         path = self.path(step, rank)
         return path / (layout.DEBUG if (path / layout.DEBUG).exists() and not (path / layout.DUMP).exists() else layout.DUMP)
 
@@ -240,104 +234,3 @@ def _process_ranks(found: Mapping[int | None, Mapping[str, Path]]) -> dict[str, 
             if m:
                 known[m[1].decode()] = rank
     return known
-
-
-def framework_of(header: Mapping[str, Any], records: Iterable[object]) -> str:
-    """``pytorch``, ``mindspore``, ``mindtorch``: what dump.json says, else what the tensors in its records are."""
-    said = header.get("framework")
-    if isinstance(said, str) and said:
-        return said
-    return "mindspore" if any('"type": "mindspore.' in json.dumps(record) for record in records) else "pytorch"
-
-
-def object_inside(data: bytes, file: Path, name: str) -> dict[str, Any]:
-    """stack.json or construct.json that a dump.json holds; {} where it does not.
-
-    Args:
-        data: of the file, or its end.
-
-    Raises:
-        DumpFormatError: it is no JSON object.
-    """
-    start = data.rfind(b'\n "%s": {' % name.encode())
-    if start < 0:  # not there, or somebody has laid the file out in another way
-        return as_object(parse_object(data, file).get(name, {}), file) if name.encode() in data else {}
-    start = data.index(b"{", start)
-    return parse_object(data[start : data.find(b"\n", start)].rstrip(b","), file)
-
-
-def read_bytes(file: Path) -> bytes:
-    """The content of a file of a dump.
-
-    Raises:
-        FileNotFoundError: it is not there.
-        UnreadableFileError: it is a pipe or a device, which would never end.
-        DumpFormatError: it cannot be read, or is larger than `MOST_BYTES`.
-    """
-    try:
-        return read_step_file(file, MOST_BYTES)
-    except FileNotFoundError:
-        raise
-    except OddFileError:
-        raise UnreadableFileError(f"{file}: is no regular file; no dump has such a file, do not trust it") from None
-    except OSError as error:
-        raise DumpFormatError(f"{file}: cannot be read ({error.strerror}); check owner and mode") from None
-
-
-def parse_json(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> Any:
-    """The JSON of a dump file; NaN and Infinity are accepted, as the format has them. `pairs` makes the objects, as `json.loads` has it.
-
-    Raises:
-        DumpFormatError: it is no JSON; file, line and what to do are named.
-    """
-    if not data.strip():
-        raise DumpFormatError(f"{file}: is empty; the run was stopped before it wrote this step. Leave the step out or dump it again")
-    try:
-        return parse_text(data, pairs)
-    except TextError as error:
-        if error.line is None:
-            raise DumpFormatError(f"{file}: {error}; no dump of a training looks so, do not trust it") from None
-        cut = error.at_end or not data.rstrip().endswith(b"}")
-        cause = "it was cut off while being written (killed process or full disk)" if cut else "it is damaged or was edited"
-        raise DumpFormatError(f"{file}: line {error.line}: {error.problem}; {cause}. Leave the step out or dump it again") from None
-
-
-def parse_object(data: bytes, file: Path, pairs: Callable[[list[tuple[str, Any]]], Any] | None = None) -> dict[str, Any]:
-    """`parse_json` of a file that must hold an object."""
-    return as_object(parse_json(data, file, pairs), file)
-
-
-def as_object(document: Any, file: Path) -> dict[str, Any]:
-    """What was parsed of a file, if it is a JSON object.
-
-    Raises:
-        DumpFormatError: it is not.
-    """
-    if not isinstance(document, dict):
-        raise DumpFormatError(f"{file}: holds a {type(document).__name__}; a JSON object is needed")
-    return document
-
-
-def stack_lines(document: Mapping[str, Any]) -> tuple[dict[str, list[str]], int]:
-    """Record name -> lines, innermost first, and how many stacks were left out because they are no lists of text.
-
-    Args:
-        document: either layout: ``{number: [[names], [lines]]}`` and the older ``{name: [lines]}``. One line may stand without its list.
-    """
-    found: dict[str, list[str]] = {}
-    odd = 0
-    for key, value in document.items():
-        names: Any = [key]
-        lines: Any = value
-        if isinstance(value, list) and len(value) == 2 and isinstance(value[0], list):
-            names, lines = value
-            lines = [lines] if isinstance(lines, str) else lines
-        if _are_texts(lines) and _are_texts(names):
-            found.update((name, lines) for name in names)
-        else:
-            odd += 1
-    return found, odd
-
-
-def _are_texts(values: Any) -> bool:
-    return isinstance(values, list) and all(isinstance(value, str) for value in values)

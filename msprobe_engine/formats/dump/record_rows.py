@@ -12,17 +12,12 @@ from collections.abc import Mapping
 from functools import lru_cache
 from operator import itemgetter
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from msprobe_engine.core.names import is_collective
-
-if TYPE_CHECKING:
-    from msprobe_engine.formats.dump.dump_table import DumpTable
-
-INPUT, PARAMETERS, OUTPUT, PARAMETERS_GRAD, DEBUG = range(5)
-"""Roles of a row. Keyword arguments are inputs; the gradients that enter a backward call too."""
+from msprobe_engine.formats.dump.dump_table import DEBUG, INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, WORDS_OF_NUMBERS, DumpTable, Value
 
 _SECTIONS = {"input_args": INPUT, "input_kwargs": INPUT, "input": INPUT, "parameters": PARAMETERS, "output": OUTPUT}
 _ORDER = ("input_args", "input_kwargs", "input", "parameters", "output")
@@ -32,8 +27,6 @@ _RANKS = frozenset(("src", "dst", "group_src", "group_dst"))
 _DEEPEST = 100
 _LONGEST_SHAPE = 1000
 """Characters of a shape that is text."""
-
-Value = float | int | str | bool | None
 
 
 class RowReader:
@@ -275,15 +268,6 @@ _NO_TENSORS = frozenset(("int", "float", "bool", "str", "complex", "NoneType"))
 """Types of arguments, which have no dtype; none is longer than ``LONGEST_ARGUMENT_TYPE`` of ``_siderows.c``."""
 _PLAIN = itemgetter("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad")
 _COMMON = frozenset(("type", "dtype", "shape", "Max", "Min", "Mean", "Norm", "requires_grad", "md5", "data_name"))
-WORDS_OF_NUMBERS: Mapping[str, float] = {
-    "NaN": float("nan"),
-    "nan": float("nan"),
-    "Infinity": float("inf"),
-    "inf": float("inf"),
-    "-Infinity": -float("inf"),
-    "-inf": -float("inf"),
-}
-"""Text that stands for a number that JSON has not."""
 
 
 def _number(value: Any) -> float:
@@ -295,11 +279,6 @@ def _number(value: Any) -> float:
         except OverflowError:
             return float("inf") if value > 0 else -float("inf")
     return WORDS_OF_NUMBERS.get(value, float("nan")) if type(value) is str else float("nan")
-
-
-def is_number(value: Any) -> bool:
-    """A statistic as the file has it is a number, NaN and the infinities among them."""
-    return isinstance(value, (int, float)) or (type(value) is str and value in WORDS_OF_NUMBERS)
 
 
 def _is_gradients(name: str) -> bool:

@@ -23,7 +23,7 @@ from msprobe_engine.core.io.regular_files import OddFileError
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.find_dumps import nearby
 from msprobe_engine.formats.dump.frame_log import why_unfinished
-from msprobe_engine.formats.dump.reader import MOST_BYTES, parse_json, parse_object, read_bytes
+from msprobe_engine.formats.dump.rank_files import MOST_BYTES, parse_json, parse_object, read_bytes
 from msprobe_engine.formats.dump.ring_file import has_step_file, open_step_file
 
 BLOCK = 1 << 20

@@ -19,7 +19,8 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import many, size
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.completeness import all_of_earlier_runs, counts_of
+from msprobe_engine.formats.dump.completeness import all_of_earlier_runs
+from msprobe_engine.formats.dump.rank_files import counts_of
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.ring_file import damages_in, kept_at, kept_in, rings_among, size_of_step_file
 from msprobe_engine.formats.dump.world import lost_parts

@@ -19,7 +19,8 @@ from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.notebook.shapes import with_shapes
 from msprobe_engine.formats.dump.notebook.step_dump import DumpedEntry, DumpedTensor, StepDump, load_rank_directory
-from msprobe_engine.formats.dump.reader import Rank, open_dump, read_bytes
+from msprobe_engine.formats.dump.rank_files import read_bytes
+from msprobe_engine.formats.dump.reader import Rank, open_dump
 from msprobe_engine.formats.dump.writing import text
 
 ROWS, CHECKSUMS, STATISTICS, UNKNOWN = "rows", "checksums", "statistics", ""

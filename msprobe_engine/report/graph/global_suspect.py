@@ -18,8 +18,9 @@ from msprobe_engine.core.text.sentences import Sentence, one_line_of
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import NONE, NONFINITE, NOTHING, OVERFLOW, Diagnosis
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph

@@ -24,7 +24,7 @@ from msprobe_engine.core.errors import NothingCapturedError, SinkError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, open_regular
 from msprobe_engine.core.process.jobs import run_jobs
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.report.graph import global_suspect, same_graphs
 from msprobe_engine.report.graph.global_suspect import Key
 from msprobe_engine.report.graph.job import Job

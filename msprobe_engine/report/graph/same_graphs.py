@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.formats.dump.world import parallel_of
 from msprobe_engine.report.graph.global_suspect import Key, Suspects
 from msprobe_engine.report.graph.job import Job

@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from msprobe_engine.align.sources import MIXED, Sources, pair_paths
+from msprobe_engine.align.sources import MIXED, pair_paths
+from msprobe_engine.align.tasks import Sources
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.find.detect import Run
 from msprobe_engine.find.nonfinite.load import numbered

@@ -10,7 +10,8 @@ import numpy as np
 
 from msprobe_engine.core.errors import DumpFormatError, ProbeError
 from msprobe_engine.core.process.garbage_collection import collection_paused
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure.missing_statistics import say_unsearched
 from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.nodes.build import build

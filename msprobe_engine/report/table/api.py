@@ -13,7 +13,8 @@ from functools import partial
 from pathlib import Path
 
 from msprobe_engine.align.mapping.user_mapping import Mappings
-from msprobe_engine.align.sources import Sources, Task, add_calibration, pair_paths
+from msprobe_engine.align.sources import add_calibration, pair_paths
+from msprobe_engine.align.tasks import Sources, Task
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.process.garbage_collection import collection_paused
@@ -24,8 +25,9 @@ from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table import same_ranks
 from msprobe_engine.report.table.manifest import Manifest, absolute_options, absolute_task

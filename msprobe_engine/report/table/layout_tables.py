@@ -14,7 +14,7 @@ from msprobe_engine.align.parallel.experts import together
 from msprobe_engine.align.parallel.micro_batches import cut
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
-from msprobe_engine.align.sources import Sources, Task
+from msprobe_engine.align.tasks import Sources, Task
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.difference import layouts
 from msprobe_engine.find.nonfinite.load import read_step

@@ -12,11 +12,11 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.align.sources import Task
+from msprobe_engine.align.tasks import Task
 from msprobe_engine.core.errors import DumpFormatError, SinkError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, open_regular
-from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
 from msprobe_engine.formats.dump.ring_file import holder_of
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.rank_table import Result

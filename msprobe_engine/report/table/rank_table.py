@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.align.mapping.user_mapping import Mappings
-from msprobe_engine.align.sources import Task
+from msprobe_engine.align.tasks import Task
 from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError, ProbeError
 from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.process.garbage_collection import collection_paused
@@ -21,7 +21,8 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.rank_findings import RankFindings
 from msprobe_engine.find.verdicts.advisor import Advisor
 from msprobe_engine.find.verdicts.colours import RED
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure import factorize
 from msprobe_engine.measure.columns import ACCURACY, COLOUR, GOLDEN_NAME, RESULT, TARGET_NAME, UNMATCHED, Block
 from msprobe_engine.measure.options import CompareOptions

@@ -7,7 +7,7 @@ from itertools import groupby
 from pathlib import Path
 from typing import NamedTuple, TypeVar
 
-from msprobe_engine.formats.dump.replicas import StepTables
+from msprobe_engine.formats.dump.replicas.reader import StepTables
 
 MANY = 64
 """Up to so many steps and ranks each is looked at for itself."""

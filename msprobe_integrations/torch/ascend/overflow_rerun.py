@@ -18,7 +18,7 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.progress import progress
 from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.reader import parse_json, read_bytes
+from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments

@@ -6,20 +6,18 @@ import re
 import socket
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import fields
-from typing import TYPE_CHECKING
 
 from msprobe_engine.accuracy.online.addresses import is_strangers
+from msprobe_engine.accuracy.online.budget import Budget
+from msprobe_engine.accuracy.online.certificates.tls import Credentials
 from msprobe_engine.accuracy.online.events import Counts, Peer
 from msprobe_engine.accuracy.online.options import ServerOptions
 from msprobe_engine.accuracy.online.tcp.channel import CLOSED, Channel, Waker
 from msprobe_engine.accuracy.online.tcp.frames import Frame, FrameReader, Kind, Need, encode_control, parse_header
 from msprobe_engine.accuracy.online.tcp.session import Session
 from msprobe_engine.core.errors import TransportError
-
-if TYPE_CHECKING:
-    from msprobe_engine.accuracy.online.tcp.server import Server
-
 
 _SESSION = re.compile(r"[0-9a-f]{32}")
 _LARGEST_RANK = 1 << 24
@@ -35,14 +33,18 @@ class Connection:
     """See the module. `start` begins its thread.
 
     Args:
-        server: whom it belongs to.
         address: of the other end, for messages.
+        credentials: None: without TLS.
+        enter, left: of the `Server` it belongs to; told that the client has said who it is, and that the connection has ended.
     """
 
-    def __init__(self, server: Server, accepted: socket.socket, address: str) -> None:
+    def __init__(
+        self, accepted: socket.socket, address: str, options: ServerOptions, credentials: Credentials | None, budget: Budget,
+        enter: Callable[[Connection, Peer], Session], left: Callable[[Connection, Session | None, BaseException | None], None],
+    ) -> None:  # fmt: skip
         self.address = address
-        self._server = server
-        self._options: ServerOptions = server.options
+        self._options = options
+        self._credentials, self._budget, self._enter, self._left = credentials, budget, enter, left
         self._socket = accepted
         self._channel = Channel(accepted)
         self._waker = Waker()
@@ -83,9 +85,9 @@ class Connection:
         finally:
             self._farewell(problem)
             if self._taken:
-                self._server.budget.release(self._taken)
-            self._server.budget.leave(self._waker)
-            self._server.left(self, self._session, problem)
+                self._budget.release(self._taken)
+            self._budget.leave(self._waker)
+            self._left(self, self._session, problem)
             self._waker.close()
 
     def _farewell(self, problem: BaseException | None) -> None:
@@ -96,9 +98,8 @@ class Connection:
 
     def _greeting(self, reader: FrameReader) -> Session | None:
         deadline = time.monotonic() + self._options.greeting_seconds
-        credentials = self._server.credentials
-        if credentials is not None:
-            self._channel.start_tls(credentials.context(), deadline, server_side=True, waker=self._waker, stop=lambda: self._cut)
+        if self._credentials is not None:
+            self._channel.start_tls(self._credentials.context(), deadline, server_side=True, waker=self._waker, stop=lambda: self._cut)
         elif is_strangers(self._socket):
             raise TransportError("this connection comes from a program of another user of this machine; use TLS (tls_path) between users")
         while not self._cut:
@@ -127,7 +128,7 @@ class Connection:
         if self._options.ranks and rank not in self._options.ranks:
             raise TransportError(f"rank {rank} is not in rank_list ({sorted(self._options.ranks)}) of the server")
         peer = Peer(name, rank, 0, self.address, self._channel.certificate_name, lost)
-        session = self._server.enter(self, peer)
+        session = self._enter(self, peer)
         safe, have = session.begin(first, lost)
         limit = self._options.message_bytes
         self._channel.put([encode_control(Kind.WELCOME, {"safe": safe, "have": have, "message_bytes": limit})])
@@ -177,10 +178,10 @@ class Connection:
         if not session.room:
             return False
         if self._need is not None:
-            if not self._server.budget.take(self._need.size, self._waker):
+            if not self._budget.take(self._need.size, self._waker):
                 return False
             self._taken = self._need.size
-            view, memory = self._server.budget.memory.get(self._need.payload)
+            view, memory = self._budget.memory.get(self._need.payload)
             reader.give(view, memory)
             self._need = None
         return True
@@ -218,7 +219,7 @@ class Connection:
         if frame.kind == Kind.MESSAGE:
             size, self._taken = self._taken, 0
             if not session.accept(frame):
-                self._server.budget.release(size)
+                self._budget.release(size)
             return True
         header = parse_header(frame.header)
         if frame.kind == Kind.END:

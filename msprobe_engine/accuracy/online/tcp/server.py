@@ -232,7 +232,8 @@ class Server:
             self._once(REFUSED, f"{self.options.clients} connections are open; more are not let in")
             return
         try:
-            connection = Connection(self, accepted, str(Address(address[0], address[1])))
+            name = str(Address(address[0], address[1]))
+            connection = Connection(accepted, name, self.options, self.credentials, self.budget, self.enter, self.left)
         except OSError:
             accepted.close()
             return

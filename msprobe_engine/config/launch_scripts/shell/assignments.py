@@ -4,19 +4,16 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
-from msprobe_engine.config.launch_scripts.shell.commands.call import Call, Status
+from msprobe_engine.config.launch_scripts.shell.commands.call import Call
+from msprobe_engine.config.launch_scripts.shell.control import Control
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.syntax import Assignment, Literal, Word
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Text, Unknown, Variable, known, shown
-
-if TYPE_CHECKING:
-    from msprobe_engine.config.launch_scripts.shell.evaluate import Evaluator
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, Variable, known, shown
 
 
-def assign(evaluator: Evaluator, assignment: Assignment, state: State, local: bool = False, **declared: bool) -> None:
+def assign(evaluator: Control, assignment: Assignment, state: State, local: bool = False, **declared: bool) -> None:
     """``NAME=value``, ``NAME+=value``, ``NAME=(...)``, ``NAME[i]=value``.
 
     Args:
@@ -45,7 +42,7 @@ def assign(evaluator: Evaluator, assignment: Assignment, state: State, local: bo
     (state.scopes[-1].__setitem__ if local else state.put)(assignment.name, variable)
 
 
-def _scalar(evaluator: Evaluator, assignment: Assignment, variable: Variable, state: State) -> Variable:
+def _scalar(evaluator: Control, assignment: Assignment, variable: Variable, state: State) -> Variable:
     assert assignment.value is not None
     text = evaluator.expander.text(assignment.value, state)
     if variable.integer:
@@ -64,7 +61,7 @@ def _scalar(evaluator: Evaluator, assignment: Assignment, variable: Variable, st
     return replace(variable, text=text)
 
 
-def _number(evaluator: Evaluator, text: Text, state: State, at: Place) -> Text:
+def _number(evaluator: Control, text: Text, state: State, at: Place) -> Text:
     """The value of a variable that is declared as a number."""
     value = known(text)
     if value is None:
@@ -75,7 +72,7 @@ def _number(evaluator: Evaluator, text: Text, state: State, at: Place) -> Text:
         return (Unknown(value, "is calculated from what is not known", at),)
 
 
-def _array(evaluator: Evaluator, assignment: Assignment, variable: Variable, state: State) -> Variable:
+def _array(evaluator: Control, assignment: Assignment, variable: Variable, state: State) -> Variable:
     expander = evaluator.expander
     items: dict[int | str, Text] = {}
     if assignment.append:
@@ -104,7 +101,7 @@ def _array(evaluator: Evaluator, assignment: Assignment, variable: Variable, sta
     return replace(variable, text=None, items=items)
 
 
-def _element(evaluator: Evaluator, assignment: Assignment, variable: Variable, state: State) -> Variable:
+def _element(evaluator: Control, assignment: Assignment, variable: Variable, state: State) -> Variable:
     assert assignment.index is not None
     items: dict[int | str, Text] = dict(variable.items) if variable.items is not None else {0: variable.text} if variable.text else {}
     key = evaluator.expander.key(variable, assignment.index, state)

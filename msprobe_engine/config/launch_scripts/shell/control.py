@@ -10,15 +10,13 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 from msprobe_engine.config.launch_scripts.shell import syntax
-from msprobe_engine.config.launch_scripts.shell.commands.call import Status
-from msprobe_engine.config.launch_scripts.shell.commands.printing import write
 from msprobe_engine.config.launch_scripts.shell.conditions import double_bracket, opposite
 from msprobe_engine.config.launch_scripts.shell.context import Context, short
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Leave, Return
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, patterns
 from msprobe_engine.config.launch_scripts.shell.expansion.expand import Expander
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
-from msprobe_engine.config.launch_scripts.shell.values import Known, State, Text, Unknown, known, merge, shown
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, known, merge, shown
 
 MAX_ITERATIONS = 5_000
 MAX_REPEATED = 8
@@ -28,14 +26,16 @@ Way = tuple[str, Callable[[State], Status] | None]
 
 
 class Control:
-    """Walks commands. `simple` is left to `evaluate.Evaluator`.
+    """Walks commands. `simple`, `command`, `script` and `captured` are left to `evaluate.Evaluator`.
 
     Args:
         context: limits, notes, and what was found.
+        find: the text of a script by its path and the working directory; None where there is none, with the reason in a note.
     """
 
-    def __init__(self, context: Context) -> None:
+    def __init__(self, context: Context, find: Callable[[str, State, Place], tuple[str, str] | None]) -> None:
         self.context = context
+        self.find = find
         self.expander = Expander(context, self.captured)
         self.input: Text | None = None
         self.output: list[Text] | None = None
@@ -57,6 +57,14 @@ class Control:
 
     def simple(self, command: syntax.Simple, state: State) -> Status:
         """A command of words."""
+        raise NotImplementedError
+
+    def command(self, fields: list[Text], arguments: list[syntax.Assignment], prefix: dict[str, Text], state: State, at: Place) -> Status:
+        """A command with its words expanded."""
+        raise NotImplementedError
+
+    def script(self, text: str, file: str, state: State, first_line: int = 1) -> None:
+        """Walk a script in a state."""
         raise NotImplementedError
 
     def captured(self, part: syntax.Substitution, state: State) -> Text:
@@ -358,7 +366,7 @@ class Control:
             yield
         finally:
             if path:
-                write(state, path, append, joined(self.output))
+                state.write(path, append, joined(self.output))
             self.output = output
 
     def _target(self, redirections: tuple[syntax.Redirection, ...], state: State) -> tuple[str, bool] | None:
@@ -373,6 +381,14 @@ class Control:
             plain = redirection.operator in (">", ">>", ">|", "&>", "&>>") and path and path != "/dev/null"
             target = (path or "" if plain else "", redirection.operator.endswith(">>"))
         return target
+
+    def emit(self, text: Text) -> None:
+        """Output of a command that the reader knows."""
+        if self.output is not None:
+            self.output.append(text)
+
+    def unknown_output(self, source: str, at: Place) -> None:
+        self.emit((Unknown(short(source), "is the output of a command", at),))
 
 
 def joined(output: list[Text]) -> Text:

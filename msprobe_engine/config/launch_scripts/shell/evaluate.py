@@ -10,7 +10,7 @@ from collections.abc import Callable
 
 from msprobe_engine.config.launch_scripts.shell.assignments import assign
 from msprobe_engine.config.launch_scripts.shell.commands import builtins
-from msprobe_engine.config.launch_scripts.shell.commands.call import Call, Status
+from msprobe_engine.config.launch_scripts.shell.commands.call import Call
 from msprobe_engine.config.launch_scripts.shell.commands.filters import filtered
 from msprobe_engine.config.launch_scripts.shell.commands.wrappers import Unwrapped, unwrap
 from msprobe_engine.config.launch_scripts.shell.context import Context, Exhausted, Started, short
@@ -23,6 +23,7 @@ from msprobe_engine.config.launch_scripts.shell.values import (
     Known,
     Place,
     State,
+    Status,
     Text,
     Unknown,
     Variable,
@@ -36,16 +37,10 @@ MAX_SCRIPTS_DEEP = 12
 
 
 class Evaluator(Control):
-    """One reading of a script and all it leads to.
-
-    Args:
-        context: limits, notes, and what was found.
-        find: the text of a script by its path and the working directory; None where there is none, with the reason in a note.
-    """
+    """One reading of a script and all it leads to; arguments as those of `Control`."""
 
     def __init__(self, context: Context, find: Callable[[str, State, Place], tuple[str, str] | None]) -> None:
-        super().__init__(context)
-        self.find = find
+        super().__init__(context, find)
         self._scripts = 0
         self._outer: list[tuple[Text, ...]] = []
 
@@ -215,15 +210,6 @@ class Evaluator(Control):
             else:
                 out.append(text)
         return tuple(out)
-
-    def emit(self, text: Text) -> None:
-        """Output of a command that the reader knows."""
-        if self.output is not None:
-            self.output.append(text)
-
-    def unknown_output(self, source: str, at: Place) -> None:
-        if self.output is not None:
-            self.output.append((Unknown(short(source), "is the output of a command", at),))
 
     def captured(self, part: Substitution, state: State) -> Text:
         """``$(...)``: known where all that writes is the shell itself."""

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
+from typing import TypeAlias
+
+Status: TypeAlias = "bool | None"
+"""How a command ends: well, not well, or None where only a run can tell."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -122,7 +126,7 @@ class State:
     directory: str | None
     functions: dict[str, tuple[object, str]] = field(default_factory=dict)
     allexport: bool = False
-    status: bool | None = True
+    status: Status = True
     written: dict[str, Text] = field(default_factory=dict)
 
     def copy(self) -> State:
@@ -134,6 +138,11 @@ class State:
         self.scopes, self.functions, self.written = other.scopes, other.functions, other.written
         self.positional, self.directory, self.status = other.positional, other.directory, other.status
         self.allexport = other.allexport
+
+    def write(self, path: str, append: bool, text: Text) -> None:
+        """Note what the script writes into a file; it may be a settings file that the training reads."""
+        before = self.written.get(path, ()) if append else ()
+        self.written = {**self.written, path: (*before, *text)}
 
     def lookup(self, name: str) -> Variable | None:
         for scope in reversed(self.scopes):

@@ -11,41 +11,22 @@
 
 from __future__ import annotations
 
-import re
 from collections import OrderedDict
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from fnmatch import fnmatchcase
-from functools import cached_property
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
-from msprobe_engine.core import names
-from msprobe_engine.core.errors import UsageError
-from msprobe_engine.core.settings.tree import nearest
 from msprobe_engine.core.text import notebook
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import warn_of_earlier_runs
-from msprobe_engine.formats.dump.notebook.record import KINDS, Record, Tensor, kind_of
 from msprobe_engine.formats.dump.notebook.shapes import with_shapes
-from msprobe_engine.formats.dump.notebook.step_dump import DumpedEntry, StepDump
+from msprobe_engine.formats.dump.notebook.snapshot import NoSuchRecord, Record, Snapshot, Tensor
+from msprobe_engine.formats.dump.notebook.step_dump import KINDS
 from msprobe_engine.formats.dump.reader import DumpDirectory, Rank, open_dump
-from msprobe_engine.formats.tensors.reader import not_saved
 
 __all__ = ["KINDS", "Dump", "NoSuchRecord", "Record", "Snapshot", "Tensor", "read"]
 
-T = TypeVar("T")
 _KEPT = 4  # snapshots that stay in memory
-
-
-class NoSuchRecord(UsageError, KeyError):
-    """A snapshot has no record of a name; a `KeyError` too, as of every mapping."""
-
-    __str__ = Exception.__str__  # KeyError shows the repr of its text
-
-    def __init__(self, name: Any, snapshot: Snapshot) -> None:
-        near = nearest(name, snapshot)
-        hint = f"the nearest is '{near}'" if near else 'find("*part*") looks for a part of a name'
-        super().__init__(f"{snapshot.source.directory}: no record '{str(name)[:200]}' among {len(snapshot)}; {hint}")
 
 
 def read(path: Path | str) -> Dump:
@@ -117,15 +98,14 @@ class Dump:
         from msprobe_engine.formats.dump.notebook import pandas_table
 
         pandas_table.pandas()  # before a long read, not after it
-        chosen = self.steps if steps is None else steps
-        rows = (
-            (snapshot, snapshot.find(**wanted))
-            for step in chosen
+
+        snapshots = (
+            self._load(step, rank)
+            for step in (self.steps if steps is None else steps)
             for rank in self.ranks(step)
             if ranks is None or rank in ranks
-            for snapshot in [self._load(step, rank)]
         )
-        return pandas_table.frame(rows)
+        return pandas_table.frame(row for snapshot in snapshots for record in snapshot.find(**wanted) for row in record.rows())
 
     def _load(self, step: int, rank: Rank) -> Snapshot:
         kept = self._kept.get((step, rank))
@@ -144,174 +124,3 @@ class Dump:
     def _repr_html_(self) -> str:
         rows = ((step, ", ".join(map(str, self.ranks(step)))) for step in self.steps)
         return notebook.table(f"Dump {self.root}", ("step", "ranks"), rows)
-
-
-class Snapshot(Mapping[str, "Record"]):
-    """One rank of one step: a mapping from record name to `Record`, in file order (order of completion).
-
-    Attributes:
-        step, rank: where it is from; `rank` is a directory name where that does not say the rank.
-        source: what the files hold, as plain data.
-    """
-
-    def __init__(self, source: StepDump, step: int, rank: Rank | None) -> None:
-        self.source = source
-        self.step = step
-        self.rank = rank
-        self._modules: dict[str, str | None] = {}
-
-    @property
-    def task(self) -> str:
-        """``statistics``, ``tensor`` or ``structure``."""
-        return self.source.task
-
-    @property
-    def level(self) -> str:
-        """``L0``, ``L1``, ``mix`` or ``debug``."""
-        return self.source.level
-
-    @property
-    def framework(self) -> str:
-        """``pytorch``, ``mindspore`` or ``mindtorch``."""
-        return self.source.framework
-
-    @property
-    def complete(self) -> bool:
-        """False when the step was cut off (killed process, exception)."""
-        return self.source.complete
-
-    @property
-    def recovered(self) -> bool:
-        """True when this was made from the frame log of a killed process."""
-        return self.source.recovered
-
-    @property
-    def lost(self) -> dict[str, int]:
-        """What was observed and could not be kept, reason to count."""
-        lost = self.source.header.get("lost")
-        return {str(k): v for k, v in lost.items() if isinstance(v, int)} if isinstance(lost, dict) else {}
-
-    @cached_property
-    def not_saved(self) -> dict[str, str]:
-        """Tensors that were to be saved and have no file, name to reason.
-
-        Raises:
-            DumpFormatError: the list is damaged.
-        """
-        return {item["name"]: str(item.get("reason", "")) for item in not_saved(self.source.directory)}
-
-    def __getitem__(self, name: str) -> Record:
-        """The record of this very name.
-
-        Raises:
-            NoSuchRecord: there is none (a KeyError too, so ``in`` and ``get`` of other code work).
-        """
-        try:
-            return Record(self, self.source.entries[name])
-        except KeyError:
-            raise NoSuchRecord(name, self) from None
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self.source.entries)
-
-    def __len__(self) -> int:
-        return len(self.source.entries)
-
-    def __repr__(self) -> str:
-        state = "" if self.complete else ", not complete"
-        return f"<Snapshot step {self.step}, rank {self.rank}: {self.task}, {self.level}, {len(self)} records{state}>"
-
-    def find(
-        self,
-        pattern: str | None = None,
-        *,
-        regex: str | None = None,
-        kind: str | None = None,
-        direction: str | None = None,
-        module: str | None = None,
-    ) -> list[Record]:
-        """Records to which all that is given applies, in file order.
-
-        Args:
-            pattern: of the whole record name, with ``*``, ``?`` and ``[abc]``: ``"Functional.linear.*"``. Case counts.
-            regex: a regular expression that is found anywhere in the name.
-            kind: one of `KINDS`.
-            direction: ``forward`` or ``backward``.
-            module: path of a module, ``layers.0.mlp``: its own records and everything that ran inside its calls.
-
-        Raises:
-            UsageError: an unknown kind or direction, a regular expression that is none.
-        """
-
-        def within(node: str) -> bool | None:
-            path = _own_module(node)
-            return True if path is not None and (path == module or path.startswith(f"{module}.")) else None
-
-        tests: list[Callable[[DumpedEntry], bool]] = []
-        if pattern is not None:
-            tests.append(lambda e: fnmatchcase(e.name, pattern))
-        if regex is not None:
-            try:
-                found = re.compile(regex)
-            except re.error as error:
-                raise UsageError(f"find: regex {regex!r} is no regular expression ({error})") from None
-            tests.append(lambda e: found.search(e.name) is not None)
-        for what, value, allowed in (("kind", kind, KINDS), ("direction", direction, ("forward", "backward"))):
-            if value is not None and value not in allowed:
-                raise UsageError(f"find: {what} {value!r}; allowed: {', '.join(allowed)}")
-        if kind is not None:
-            tests.append(lambda e: kind_of(e.name) == kind)
-        if direction is not None:
-            tests.append(lambda e: names.direction(e.name) == direction)
-        if module is not None:
-            inside: dict[str, bool | None] = {}
-            tests.append(lambda e: self._inherited(e.name, within, inside) is True)
-        return [Record(self, e) for e in self.source.entries.values() if all(test(e) for test in tests)]
-
-    def frame(self, pattern: str | None = None, **wanted: Any) -> Any:
-        """As `Dump.frame`, of this snapshot."""
-        from msprobe_engine.formats.dump.notebook import pandas_table
-
-        pandas_table.pandas()
-        return pandas_table.frame([(self, self.find(pattern, **wanted))])
-
-    def module_of(self, name: str) -> str | None:
-        """Path of the module that the record is a call of, or ran in; None when that is not known (level L1 writes no modules)."""
-        return self._inherited(name, _own_module, self._modules)
-
-    def _inherited(self, name: str, own: Callable[[str], T | None], known: dict[str, T | None]) -> T | None:
-        """`own` of the innermost node that has it, from `name` upwards; `known` keeps the answers, so each node is asked once."""
-        way: list[str] = []
-        answer: T | None = None
-        node: str | None = name
-        while node is not None:
-            if node in known:
-                answer = known[node]
-                break
-            known[node] = None  # parents may go round in a damaged file
-            way.append(node)
-            answer = own(node)
-            if answer is not None:
-                break
-            node = self.source.construct.get(node)
-        known.update(dict.fromkeys(way, answer))
-        return answer
-
-    @cached_property
-    def children(self) -> Mapping[str | None, list[str]]:
-        """Name of a call to the names of the records that ran directly in it, in order of completion; None: those in no call."""
-        children: dict[str | None, list[str]] = {}
-        for entry in self.source.entries.values():
-            children.setdefault(entry.parent, []).append(entry.name)
-        return children
-
-    @property
-    def roots(self) -> list[Record]:
-        """Records that ran in no other one."""
-        known = self.source.entries
-        return [self[name] for name, entry in known.items() if entry.parent is None or entry.parent not in known]
-
-
-def _own_module(node: str) -> str | None:
-    parsed = names.parse(node)
-    return parsed.path if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) else None

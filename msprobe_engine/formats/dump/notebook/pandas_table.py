@@ -2,15 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterable
+from typing import Any
 
 from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.process.garbage_collection import collection_paused
-
-if TYPE_CHECKING:
-    from msprobe_engine.formats.dump.notebook.api import Snapshot
-    from msprobe_engine.formats.dump.notebook.record import Record
 
 COLUMNS = (
     *("step", "rank", "record", "kind", "direction", "module", "place", "dtype", "shape"),
@@ -42,8 +38,8 @@ def pandas() -> Any:
     return pd
 
 
-def frame(chosen: Iterable[tuple[Snapshot, list[Record]]]) -> Any:
-    """A ``pandas.DataFrame`` of all tensors of these records, one row each.
+def frame(rows: Iterable[tuple[Any, ...]]) -> Any:
+    """A ``pandas.DataFrame`` of rows that have the values of `COLUMNS`.
 
     Raises:
         MissingExtraError: pandas is not installed.
@@ -51,18 +47,9 @@ def frame(chosen: Iterable[tuple[Snapshot, list[Record]]]) -> Any:
     pd = pandas()
     with collection_paused():
         columns: dict[str, list[Any]] = {name: [] for name in COLUMNS}
-        rows = [row for snapshot, records in chosen for record in records for row in _rows(snapshot, record)]
         columns.update((name, list(values)) for name, values in zip(COLUMNS, zip(*rows)))
         made = {name: pd.Series(_floats(v) if name in _FLOATS else v, dtype=_TYPES.get(name, "object")) for name, v in columns.items()}
         return pd.DataFrame(made, columns=list(COLUMNS))
-
-
-def _rows(snapshot: Snapshot, record: Record) -> Iterator[tuple[Any, ...]]:
-    about = snapshot.step, snapshot.rank, record.name, record.kind, record.direction, record.module
-    after = record.parent_name, record.micro_step, record.is_recompute
-    for place, t in record.source.tensors():
-        numbers = t.max, t.min, t.mean, t.norm, t.nan_count, t.inf_count, t.nonfinite, t.digest, t.md5, t.data_name
-        yield (*about, place, t.description.dtype, t.description.shape, *numbers, *after)
 
 
 def _floats(values: list[Any]) -> list[float]:

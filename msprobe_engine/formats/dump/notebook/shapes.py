@@ -12,7 +12,7 @@ from typing import Any
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.notebook.step_dump import EntryParser, StepDump
-from msprobe_engine.formats.dump.reader import parse_object, read_bytes
+from msprobe_engine.formats.dump.rank_files import parse_object, read_bytes
 
 
 def with_shapes(dump: StepDump) -> tuple[StepDump, list[int] | None]:

@@ -13,10 +13,8 @@ from msprobe_engine.core.log import one_line, warning
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.core.records import Opaque, TensorDescription, place_of
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.completeness import was_cut_off
-from msprobe_engine.formats.dump.dump_table import DumpTable
-from msprobe_engine.formats.dump.reader import stack_lines
-from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
+from msprobe_engine.formats.dump.dump_table import WORDS_OF_NUMBERS, DumpTable
+from msprobe_engine.formats.dump.rank_files import stack_lines, was_cut_off
 from msprobe_engine.formats.dump.ring_file import has_step_file
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.tensors.reader import TensorFiles
@@ -295,3 +293,19 @@ def _shown(value: Any) -> str:
         return repr(value)[:80]
     except ValueError:
         return f"an integer of {value.bit_length()} bits"
+
+
+KINDS = ("api", "module", "collective", "parameters_grad", "debug")
+"""Kinds of records. ``debug`` is what the user saved by name; a name of no known form counts as ``api``."""
+
+
+def kind_of(name: str) -> str:
+    """One of `KINDS`, by the form of the name."""
+    parsed = names.parse(name)
+    if isinstance(parsed, names.ModuleName):
+        return "module"
+    if isinstance(parsed, names.ParametersGradName):
+        return "parameters_grad"
+    if isinstance(parsed, names.DebugName):
+        return "debug"
+    return "collective" if names.is_collective(name) else "api"

@@ -36,7 +36,7 @@ from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.progress import progress
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.reader import read_bytes
+from msprobe_engine.formats.dump.rank_files import read_bytes
 from msprobe_engine.formats.legacy.parse import ascend
 from msprobe_engine.formats.tensors.decoding import Array, decoder
 from msprobe_engine.formats.tensors.pt_file import read_pt

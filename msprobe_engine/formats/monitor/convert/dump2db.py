@@ -14,7 +14,8 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.names import is_number
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.monitor.convert.monitor2db import DUMP_DB, Imported, Options, open_database
 from msprobe_engine.formats.monitor.series import Key

@@ -21,8 +21,9 @@ from msprobe_engine.core.records import Entry, Frame, Opaque, TensorRef, leaves,
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.statistics.rows import Rows
 from msprobe_engine.formats.dump import layout
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.layout import DumpWriteError
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.dump.stream import open_records
 from msprobe_engine.formats.dump.writing.tensor_names import holds_gradients

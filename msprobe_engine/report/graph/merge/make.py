@@ -20,7 +20,8 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.layouts import diverge_layouts
-from msprobe_engine.formats.dump.dump_table import PARAMETERS, DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import PARAMETERS, DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.compare_graphs import compare
 from msprobe_engine.report.graph.job import Job

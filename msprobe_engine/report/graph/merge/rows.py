@@ -29,8 +29,7 @@ from msprobe_engine.align.parallel.outcome import PASSING, copy
 from msprobe_engine.align.parallel.placements import twins
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, STATISTICS, STRUCTURE, TENSOR, DumpTable
-from msprobe_engine.formats.dump.record_rows import Value
+from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, STATISTICS, STRUCTURE, TENSOR, DumpTable, Value
 from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.merge.dims import Cut, Told, cuts
 from msprobe_engine.report.graph.merge.rank_stack import RankStack

@@ -22,10 +22,11 @@ from msprobe_engine.find.nonfinite.first_over_ranks import analyse
 from msprobe_engine.find.nonfinite.load import load_step
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory
-from msprobe_engine.formats.dump.replicas import ReplicaReader
-from msprobe_engine.formats.dump.shared_columns import SharedColumns
+from msprobe_engine.formats.dump.replicas.reader import ReplicaReader
+from msprobe_engine.formats.dump.replicas.shared_columns import SharedColumns
 from msprobe_engine.formats.monitor.convert.dump2db import place_of, ranks_of
 from msprobe_engine.formats.monitor.series import Ids
 from msprobe_engine.report.trends.findings import moment_of

@@ -14,7 +14,7 @@ from msprobe_engine.accuracy.draw import draw
 from msprobe_engine.accuracy.results import UNREADABLE, CallResult
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.log import one_line
-from msprobe_engine.formats.dump.record_rows import WORDS_OF_NUMBERS
+from msprobe_engine.formats.dump.dump_table import WORDS_OF_NUMBERS
 from msprobe_integrations.common.op_tools.accuracy.purposes import Purpose, purpose
 
 Place = tuple[int | str, ...]

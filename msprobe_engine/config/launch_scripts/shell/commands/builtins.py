@@ -7,13 +7,24 @@ import os.path
 from msprobe_engine.config.launch_scripts.shell import conditions
 from msprobe_engine.config.launch_scripts.shell.assignments import declare, unset
 from msprobe_engine.config.launch_scripts.shell.commands import printing
-from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call, Status
+from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call
 from msprobe_engine.config.launch_scripts.shell.context import short
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Exit, Return
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.syntax import Literal, Word
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Text, Unknown, certain_before, known, readable, shown
+from msprobe_engine.config.launch_scripts.shell.values import (
+    Known,
+    Place,
+    State,
+    Status,
+    Text,
+    Unknown,
+    certain_before,
+    known,
+    readable,
+    shown,
+)
 
 _ASKING = frozenset("grep egrep fgrep which type hash ls find curl wget ping pgrep nvidia-smi npu-smi diff cmp git kill".split())  # noqa: SIM905
 """Commands that are used to ask something; how they end is known only to a run. Others are taken to do what they are there for."""

@@ -4,16 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, TypeAlias
+from typing import TypeAlias
 
+from msprobe_engine.config.launch_scripts.shell.control import Control
 from msprobe_engine.config.launch_scripts.shell.syntax import Assignment
-from msprobe_engine.config.launch_scripts.shell.values import Place, State, Text
-
-if TYPE_CHECKING:
-    from msprobe_engine.config.launch_scripts.shell.evaluate import Evaluator
-
-Status: TypeAlias = "bool | None"
-"""How a command ends: well, not well, or None where only a run can tell."""
+from msprobe_engine.config.launch_scripts.shell.values import Place, State, Status, Text
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,7 +20,7 @@ class Call:
         assignments: arguments of ``export`` and its like that are written as assignments.
     """
 
-    evaluator: Evaluator
+    evaluator: Control
     state: State
     fields: list[Text]
     assignments: list[Assignment]

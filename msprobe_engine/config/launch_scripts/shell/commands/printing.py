@@ -6,16 +6,10 @@ import os.path
 import re
 from collections.abc import Callable
 
-from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call, Status
+from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
 from msprobe_engine.config.launch_scripts.shell.expansion.expand import WHITESPACE, cut
-from msprobe_engine.config.launch_scripts.shell.values import Known, State, Text, Unknown, Variable, known, shown
-
-
-def write(state: State, path: str, append: bool, text: Text) -> None:
-    """Note what the script writes into a file; it may be a settings file that the training reads."""
-    before = state.written.get(path, ()) if append else ()
-    state.written = {**state.written, path: (*before, *text)}
+from msprobe_engine.config.launch_scripts.shell.values import Known, State, Status, Text, Unknown, Variable, known, shown
 
 
 def echo(call: Call) -> Status:
@@ -151,7 +145,7 @@ def tee(call: Call) -> Status:
     for field in call.fields[1:]:
         path = known(field)
         if call.evaluator.input is not None and path and not path.startswith("-"):
-            write(call.state, path, any(shown(field) == "-a" for field in call.fields), call.evaluator.input)
+            call.state.write(path, any(shown(field) == "-a" for field in call.fields), call.evaluator.input)
     if call.evaluator.input is not None:
         call.evaluator.emit(call.evaluator.input)
     else:

@@ -14,8 +14,9 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.jobs import on_cluster
-from msprobe_engine.formats.dump.dump_table import DumpTable, read_side
-from msprobe_engine.formats.dump.replicas import Seen, Template, make_template, read_text
+from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.read_table import read_side
+from msprobe_engine.formats.dump.replicas.template import Seen, Template, make_template, read_text
 from msprobe_engine.formats.dump.ring_file import has_step_file
 
 _log = get_logger()
