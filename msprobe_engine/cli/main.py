@@ -151,7 +151,7 @@ def _top_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def _split(argv: Sequence[str]) -> tuple[list[str], list[str]]:
+def _split_arguments(argv: Sequence[str]) -> tuple[list[str], list[str]]:
     """Global options, and the command with all that follows it."""
     i = 0
     while i < len(argv) and argv[i].startswith("-"):
@@ -206,7 +206,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     Raises:
         SystemExit: ``--help`` and usage errors, as argparse does.
     """
-    before, rest = _split(sys.argv[1:] if argv is None else argv)
+    before, rest = _split_arguments(sys.argv[1:] if argv is None else argv)
     top = _top_parser()
     options = top.parse_args(before)
     if options.version or rest == ["version"]:

@@ -102,7 +102,7 @@ class Faults:
         self.disabled: dict[str, str] = {}
         self.counts: dict[str, int] = {}
 
-    def enabled(self, part: str) -> bool:
+    def is_enabled(self, part: str) -> bool:
         """False once `part` has failed."""
         return part not in self.disabled
 
@@ -132,11 +132,11 @@ class Faults:
         advice = hint or "set strict: true to stop here with the full traceback"
         name = part if part in self._whose else f"{part}{self._whose}"
         try:
-            self._say(name, what, error, advice)
+            self._log_fault(name, what, error, advice)
         except RecursionError:  # too deep in calls of the training to say anything: the part is off, and `disabled` has the reason
             return
 
-    def _say(self, name: str, what: str, error: BaseException, advice: str) -> None:
+    def _log_fault(self, name: str, what: str, error: BaseException, advice: str) -> None:
         text = str(error).partition("\nException raised from ")[0]  # what follows is the trace of torch's own C++ code
         _log.error("%s %s, training goes on: %s: %s (%s)", name, what, type(error).__name__, text, advice)
         _log.debug("%s", "".join(traceback.format_exception(type(error), error, error.__traceback__)))

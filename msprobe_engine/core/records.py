@@ -167,10 +167,10 @@ class Frame:
         for entry in self.entries:
             for place, ref in leaves(entry):
                 if ref.row >= 0:
-                    yield Record(f"{entry.name}.{place}", entry, ref.row, _rows.read(self.rows[ref.row]))
+                    yield Record(f"{entry.name}.{place}", entry, ref.row, _rows.read_row(self.rows[ref.row]))
         for sample in self.samples:
             if sample.ref.row >= 0:
-                yield Record(sample.name, sample, sample.ref.row, _rows.read(self.rows[sample.ref.row]))
+                yield Record(sample.name, sample, sample.ref.row, _rows.read_row(self.rows[sample.ref.row]))
 
 
 _PLACE = {"input_args": "input", "input_kwargs": "kwargs"}

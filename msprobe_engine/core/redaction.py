@@ -65,14 +65,14 @@ class Redaction:
 
     def __init__(self, key: bytes = b"") -> None:
         self._key = key
-        self.key_id = (self._keyed(b"key", b"") | 1) if key else 0
+        self.key_id = (self._hash_with_key(b"key", b"") | 1) if key else 0
 
-    def _keyed(self, kind: bytes, content: bytes) -> int:
+    def _hash_with_key(self, kind: bytes, content: bytes) -> int:
         return int.from_bytes(hmac.digest(self._key, b"msprobe " + kind + b"\0" + content, hashlib.sha256)[:8], "big")
 
     def digest(self, word: int) -> int | None:
         """A keyed digest of a digest, 64 bits; None without a key."""
-        return self._keyed(b"digest", (word & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")) if self._key else None
+        return self._hash_with_key(b"digest", (word & 0xFFFFFFFFFFFFFFFF).to_bytes(8, "big")) if self._key else None
 
     @property
     def mark(self) -> str:
@@ -84,12 +84,12 @@ class Redaction:
         if not is_integer(dtype):
             return found
 
-        def keyed(text: str | None) -> str | None:
+        def redact_digest(text: str | None) -> str | None:
             word = None if text is None else self.digest(int(text, 16))
             return None if word is None else f"{word:016x}"
 
-        samples = {"samples": [keyed(one) for one in found["samples"]]} if "samples" in found else {}
-        return {**found, "digest": keyed(found["digest"]), **samples, _MARK: self.mark}
+        samples = {"samples": [redact_digest(one) for one in found["samples"]]} if "samples" in found else {}
+        return {**found, "digest": redact_digest(found["digest"]), **samples, _MARK: self.mark}
 
     def values(self, node: Any, *, inside: bool = False) -> Any:
         """An argument as a structure of records, without texts and without integers that could be tokens: `_LARGEST_PLAIN` or more, or in
@@ -127,7 +127,7 @@ class Redaction:
 
     def of_argument(self, value: Any) -> dict[str, str]:
         """What is written in place of a value: its keyed digest, where there is a key, and which key that is."""
-        digest = {"digest": f"{self._keyed(b'argument', repr(value).encode()):016x}"} if self._key else {}
+        digest = {"digest": f"{self._hash_with_key(b'argument', repr(value).encode()):016x}"} if self._key else {}
         return {**digest, _MARK: self.mark}
 
     def rows(self, rows: Rows, entries: Sequence[Entry] = (), samples: Iterable[Sample] = ()) -> Rows:
@@ -164,7 +164,7 @@ class Redaction:
             ints[:, word] = 0
             for i in np.flatnonzero(taken[word]):
                 content = ints[i, _rows.COUNT].tobytes() + before[i].tobytes()
-                ints[i, word] = np.uint64(self._keyed(str(word).encode(), content) >> (64 - width)).astype(np.int64)
+                ints[i, word] = np.uint64(self._hash_with_key(str(word).encode(), content) >> (64 - width)).astype(np.int64)
             kept |= np.where(taken[word], bit, 0)
         ints[:, _rows.FLAGS] = kept
         ints[:, _rows.KEY_ID] = np.uint64(self.key_id).astype(np.int64)

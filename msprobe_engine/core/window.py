@@ -13,7 +13,7 @@ class Window:
         steps: listed steps, empty is all.
         start: first step.
         interval: every so many steps from `start`.
-        times: stop after so many wanted steps that were `taken`.
+        times: stop after so many wanted steps that were counted (`count_step`).
     """
 
     def __init__(
@@ -27,7 +27,7 @@ class Window:
         self._times = times
         self._taken = 0
 
-    def wanted(self, step: int, rank: int | None) -> bool:
+    def is_wanted(self, step: int, rank: int | None) -> bool:
         if self._ranks and (rank or 0) not in self._ranks:
             return False
         if self._times is not None and self._taken >= self._times:
@@ -36,8 +36,8 @@ class Window:
             return step in self._steps
         return step >= self._start and (step - self._start) % self._interval == 0
 
-    def take(self) -> None:
-        """Count one step as taken."""
+    def count_step(self) -> None:
+        """Count a step that was captured, for `times`."""
         self._taken += 1
 
     def over(self, step: int) -> bool:

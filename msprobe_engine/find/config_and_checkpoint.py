@@ -15,7 +15,7 @@ from typing import Any
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
@@ -108,7 +108,7 @@ def _suspect(one: Difference) -> Suspect:
     name = one.name if one.bench_name in (one.cmp_name, "") or not one.cmp_name else f"{one.cmp_name} / {one.bench_name}"
     numbers: dict[str, Any] = {"target": {"value": one.cmp}, "golden": {"value": one.bench}}
     rank, step = (one.ranks[0] if one.ranks else 0), (one.steps[0] if one.steps else 0)
-    at = f" (rank {listed(one.ranks)})" if one.ranks else ""
+    at = f" (rank {format_ranges(one.ranks)})" if one.ranks else ""
     return Suspect(
         f"{one.sheet} {name}{at}", "", rank, step, source=one.where, kind=CONFIG, why=one.reason(), cause=one.values, numbers=numbers
     )

@@ -10,7 +10,7 @@ from typing import Any
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.notebook import text_block
 from msprobe_engine.core.text.ranges import few_ranges, numbers_in, ranges_of
-from msprobe_engine.core.text.sentences import Sentence, joined, one_line_of
+from msprobe_engine.core.text.sentences import Sentence, join_sentences, one_line_of
 from msprobe_engine.core.text.source_line import place_in_source
 from msprobe_engine.find.argument_names import called
 from msprobe_engine.find.nonfinite.report import listed
@@ -209,7 +209,7 @@ class Diagnosis:
             return Sentence("{0}: {1}", text, one_line(f"{first.record} {first.cause}".rstrip()))
         place = _place(first, self.looked_at.get("ranks"))
         said = [one for one in (place_in_source(first.source), one_line_of(first.short_reason())) if one]
-        return Sentence("{0}: {1} ({2})", text, joined(": ", said), place) if said else Sentence("{0}: {1}", text, place)
+        return Sentence("{0}: {1} ({2})", text, join_sentences(": ", said), place) if said else Sentence("{0}: {1}", text, place)
 
     def _nothing_found(self) -> str:
         """What was searched or compared, and that this was not all of it where something could not be."""

@@ -87,8 +87,8 @@ class HotMonitor:
                     self._receive(event)
         monitor = self._settings.monitor
         over = False
-        if monitor is not None and monitor.enabled and self._window.wanted(step, None):
-            self._window.take()
+        if monitor is not None and monitor.enabled and self._window.is_wanted(step, None):
+            self._window.count_step()
             over = self._window.over(step + 1)
         change = self._due(step + 1)
         if change is None and over:

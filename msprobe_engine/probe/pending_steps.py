@@ -176,7 +176,7 @@ class StepSaver:
 
     def watch(self, steps: Sequence[PendingStep]) -> None:
         """Save these steps as soon as that is possible: all that wait, in order. Does not wait."""
-        if not self.saves or not self._faults.enabled(PART):
+        if not self.saves or not self._faults.is_enabled(PART):
             return
         if self._error is not None:
             error, self._error = self._error, None

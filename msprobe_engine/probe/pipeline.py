@@ -262,7 +262,7 @@ class Pipeline:
         known = {(alert.rule, alert.name) for alert in early}
         for rule in self.rules:
             part = f"rule {rule.name}"
-            if self.faults.enabled(part):
+            if self.faults.is_enabled(part):
                 with self.faults.guard(part):
                     found = rule.check(frame)
                     alerts.extend([a for a in found if (a.rule, a.name) not in known] if known else found)
@@ -279,7 +279,7 @@ class Pipeline:
 
 
 def _mean(rows: _rows.Rows, row: int) -> float:
-    mean = _rows.read(rows[row]).mean
+    mean = _rows.read_row(rows[row]).mean
     return float("nan") if mean is None else float(mean)
 
 

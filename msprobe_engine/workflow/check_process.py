@@ -82,9 +82,9 @@ def answers(command: CheckCommand, key: str, seconds: float) -> Iterator[Any]:
         finally:
             os.close(write)
         try:
-            ended = yield from _read(process, pipe.fileno(), seconds)
+            ended = yield from _read_answers(process, pipe.fileno(), seconds)
         finally:
-            _end(process)
+            _kill_group(process)
         if not ended:
             raise TimeUp(f"time box of {seconds:.0f} s ended")
         if process.returncode:
@@ -92,7 +92,7 @@ def answers(command: CheckCommand, key: str, seconds: float) -> Iterator[Any]:
             raise CheckEnded(_last_line(output.read(), process.returncode))
 
 
-def _read(process: subprocess.Popen[bytes], pipe: int, seconds: float) -> Generator[Any, None, bool]:
+def _read_answers(process: subprocess.Popen[bytes], pipe: int, seconds: float) -> Generator[Any, None, bool]:
     """Objects until the process has ended (returns True) or its time is up (False)."""
     kept, end = b"", time.monotonic() + _START
     with selectors.DefaultSelector() as selector:
@@ -114,7 +114,7 @@ def _read(process: subprocess.Popen[bytes], pipe: int, seconds: float) -> Genera
                 time.sleep(_PAUSE)  # the pipe is closed, the process is about to end
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
     """End the process and those it has started: they are one group."""
     with contextlib.suppress(ProcessLookupError, PermissionError):  # all of them have ended
         os.killpg(process.pid, signal.SIGKILL)

@@ -100,7 +100,7 @@ class LaunchReports:
         """Has any of them made a step that a probe has seen, or a probe of its own?"""
         return any({"step", "user"} & seen.events.keys() for seen in self._seen.values())
 
-    def take(self, line: bytes) -> str:
+    def add_report(self, line: bytes) -> str:
         """Note a report; returns its event, empty for what is none."""
         words = line.decode("utf-8", "replace").split("\0")
         if len(words) != 4 or not words[1].isdecimal() or len(words[1]) > 9:
@@ -114,7 +114,7 @@ class LaunchReports:
             details.append(detail)
         return event
 
-    def say(self, written: str, running: Sequence[int] = ()) -> list[str]:
+    def describe_outcome(self, written: str, running: Sequence[int] = ()) -> list[str]:
         """The last words, none where a training was seen.
 
         Args:
@@ -227,39 +227,39 @@ def _become_listener(ended: int, receiver: socket.socket, places: Sequence[str],
         os.dup2(nowhere, 0)
         os.dup2(nowhere, 1)
         os.chdir("/")
-        _listen(ended, receiver, places, root)
+        _collect_reports(ended, receiver, places, root)
     finally:
         os._exit(0)
 
 
-def _listen(ended: int, receiver: socket.socket, places: Sequence[str], root: str) -> None:
+def _collect_reports(ended: int, receiver: socket.socket, places: Sequence[str], root: str) -> None:
     reports = LaunchReports()
-    before = [_changed(place) for place in places]
+    before = [_read_mtime(place) for place in places]
 
-    def written() -> str:
-        return next((place for place, time in zip(places, before) if _changed(place) != time), "")
+    def find_written_directory() -> str:
+        return next((place for place, time in zip(places, before) if _read_mtime(place) != time), "")
 
     watched: list[socket.socket | int] = [receiver, ended]
     while True:
         ready, _, _ = select.select(watched, [], [])
         if receiver not in ready:
-            _speak(reports, written(), _left_behind(receiver))
+            _speak(reports, find_written_directory(), _left_behind(receiver))
             return
         line, sender = receiver.recvfrom(4096)
         trained = reports.trained
-        event = reports.take(line)
+        event = reports.add_report(line)
         if event == _CANCEL:
             return
         if root and reports.trained and not trained:
             link_latest(root, places[0])
         if event == "end":
-            _speak(reports, written(), ())
+            _speak(reports, find_written_directory(), ())
             if sender:
                 receiver.sendto(b".", sender)
             return
 
 
-def _changed(directory: str) -> int:
+def _read_mtime(directory: str) -> int:
     try:
         return os.stat(directory).st_mtime_ns
     except OSError:
@@ -271,14 +271,14 @@ def _left_behind(receiver: socket.socket) -> list[int]:
     becomes another program just now shows no environment: it is looked at again, for a tenth of a second at most."""
     name = os.fsencode(receiver.getsockname())[1:]
     for _ in range(5):
-        found, empty = _marked(name)
+        found, empty = _find_marked_processes(name)
         if found or not empty:
             break
         time.sleep(0.02)
     return sorted(found)
 
 
-def _marked(name: bytes) -> tuple[list[int], bool]:
+def _find_marked_processes(name: bytes) -> tuple[list[int], bool]:
     """(processes with `name` in their environment, whether there is one that shows no environment)."""
     mark = f"{LAUNCH}=".encode()
     found, empty = [], False
@@ -299,7 +299,7 @@ def _marked(name: bytes) -> tuple[list[int], bool]:
 
 
 def _speak(reports: LaunchReports, written: str, running: Sequence[int]) -> None:
-    text = "".join(printable(f"msprobe run: {line}\n") for line in reports.say(written, running))
+    text = "".join(printable(f"msprobe run: {line}\n") for line in reports.describe_outcome(written, running))
     if text:
         sys.stderr.write(text)
         sys.stderr.flush()

@@ -20,7 +20,7 @@ from typing import Any
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.settings.tree import nearest
-from msprobe_engine.core.text.words import cut
+from msprobe_engine.core.text.words import shorten_text
 from msprobe_integrations.autoload import request
 
 KEY = "msprobe"
@@ -79,7 +79,7 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
         value = {"config": os.fspath(value)}
     if not isinstance(value, Mapping):
         allowed = f"the path of a settings file, or {{{', '.join(NAMES)}}}"
-        raise SettingsError(f"{where}: {cut(repr(value), 80)} is not allowed; allowed: {allowed}")
+        raise SettingsError(f"{where}: {shorten_text(repr(value), 80)} is not allowed; allowed: {allowed}")
     for name in value:
         if name not in NAMES:
             near = nearest(name, NAMES)
@@ -87,20 +87,20 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
             raise SettingsError(f"{where}.{name}: unknown key{hint} Known here: {', '.join(NAMES)}")
     config = value.get("config")
     if not isinstance(config, str) or not config:
-        raise SettingsError(f"{where}.config: {cut(repr(config), 80)} is not allowed; allowed: the path of a settings file")
+        raise SettingsError(f"{where}.config: {shorten_text(repr(config), 80)} is not allowed; allowed: the path of a settings file")
     changes = value.get("set", [])
     if isinstance(changes, str) or not isinstance(changes, (list, tuple)) or not all(isinstance(c, str) and "=" in c for c in changes):
-        raise SettingsError(f"{where}.set: {cut(repr(changes), 80)} is not allowed; allowed: a list of texts like 'dump.step=[5]'")
+        raise SettingsError(f"{where}.set: {shorten_text(repr(changes), 80)} is not allowed; allowed: a list of texts like 'dump.step=[5]'")
     found = list(changes)
     output = value.get("output_dir")
     if output is not None:
         if not isinstance(output, str) or not output:
-            raise SettingsError(f"{where}.output_dir: {cut(repr(output), 80)} is not allowed; allowed: the path of a directory")
+            raise SettingsError(f"{where}.output_dir: {shorten_text(repr(output), 80)} is not allowed; allowed: the path of a directory")
         found.append(f"output_dir={json.dumps(output)}")
     monitor = value.get("monitor")
     if monitor is not None:
         if not isinstance(monitor, bool):
-            raise SettingsError(f"{where}.monitor: {cut(repr(monitor), 80)} is not allowed; allowed: true, false")
+            raise SettingsError(f"{where}.monitor: {shorten_text(repr(monitor), 80)} is not allowed; allowed: true, false")
         found.append(f"sinks.deepspeed.enabled={'true' if monitor else 'false'}")
     return _found(config, where, beside), tuple(found)
 

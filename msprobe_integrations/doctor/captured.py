@@ -50,4 +50,4 @@ def first_tensor(node: Any) -> TensorRef:
 
 def statistics_of(frame: Frame, ref: TensorRef) -> Statistics | None:
     """Numbers of a tensor; None where it has none."""
-    return rows.read(frame.rows[ref.row]) if ref.row >= 0 else None
+    return rows.read_row(frame.rows[ref.row]) if ref.row >= 0 else None

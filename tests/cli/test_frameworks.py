@@ -67,7 +67,7 @@ def test_states(place: Path) -> None:
     found = frameworks.check("fakefw", table(place, "fakefw", rows, "PARTS = ('fakefw.extra',)"))
     assert found["installed"]
     assert states(found) == ["there", "there", "lost", "lost", "in training", "there", "not installed", "lost"]
-    assert frameworks.degraded(found)
+    assert frameworks.is_degraded(found)
     text = "\n".join(frameworks.lines([found]))
     assert "3 of 6 names are missing; 1 more of objects that only a training has: checked when one begins" in text
     assert "has no fakefw.engine:Engine.gone: without it: no c (known in: 1.0)" in text
@@ -82,8 +82,8 @@ def test_a_broken_framework_spoils_nothing(place: Path, name: str, error: str) -
     broken = frameworks.check(name, table(place, name, f"R('{name}.engine:x', 'a'),"))
     good = frameworks.check("fakefw", table(place, "fakefw", "R('fakefw.engine:Engine', 'a'),"))
     assert error in broken["error"]
-    assert frameworks.degraded(broken)
-    assert not frameworks.degraded(good)
+    assert frameworks.is_degraded(broken)
+    assert not frameworks.is_degraded(good)
     text = frameworks.lines([broken, good])
     assert "does not work here" in text[0]
     assert text[1].endswith("all 1 names are there")
@@ -94,14 +94,14 @@ def test_rows_that_only_a_training_can_answer(place: Path) -> None:
     found = frameworks.check("fakefw", table(place, "fakefw", "R('fakefw.engine:Engine', 'a'), R('engine.step', 'b')"))
     found["rows"] = [row for row in found["rows"] if row["state"] == "in training"]
     assert frameworks.lines([found])[0].endswith(" 1 of objects that only a training has: checked when one begins")
-    assert not frameworks.degraded(found)
+    assert not frameworks.is_degraded(found)
 
 
 def test_nothing_is_imported_that_the_source_answers(place: Path) -> None:
     """A framework whose names are in its source is not imported; asked to, it is, and what raises then is said."""
     (place / "fakebroken" / "engine.py").write_text("class Engine:\n    step = 1\n")
     module = table(place, "fakebroken", "R('fakebroken.engine:Engine.step', 'a'),")
-    assert not frameworks.degraded(frameworks.check("fakebroken", module))
+    assert not frameworks.is_degraded(frameworks.check("fakebroken", module))
     assert "libfake.so is missing" in frameworks.check("fakebroken", module, imports=True)["error"]
 
 
@@ -191,7 +191,7 @@ def test_what_is_not_installed_is_no_fault(place: Path) -> None:
     """A framework that is not here is listed, and degrades nothing."""
     found = frameworks.check("fakeabsent", table(place, "fakeabsent", "R('fakeabsent.engine:x', 'a'),"))
     assert not found["installed"]
-    assert not frameworks.degraded(found)
+    assert not frameworks.is_degraded(found)
     assert frameworks.lines([found])[-1] == "not installed: Fakeabsent"
 
 
@@ -199,7 +199,7 @@ def test_what_does_not_go_together(place: Path) -> None:
     """A table may know why its framework cannot work in this environment: that is said, and its names are not looked for."""
     module = table(place, "fakefw", "R('fakefw.engine:gone', 'a'),", "def trouble():\n    return 'fakefw needs another number library'")
     found = frameworks.check("fakefw", module)
-    assert frameworks.degraded(found)
+    assert frameworks.is_degraded(found)
     assert [line.strip() for line in frameworks.lines([found])[-1:]] == ["fakefw needs another number library"]
 
 
@@ -217,7 +217,7 @@ def test_an_integration_without_a_table(place: Path) -> None:
     (place / "fakeempty_table.py").write_text("NAME = 'x'\n")
     found = frameworks.check("fakeempty", "fakeempty_table")
     assert "TABLE" in found["error"]
-    assert frameworks.degraded(found)
+    assert frameworks.is_degraded(found)
 
 
 def test_torch(capsys: pytest.CaptureFixture[str]) -> None:

@@ -55,7 +55,7 @@ def distributed(frame: Frame) -> list[Seen]:
 
 def _plain(node: Any, frame: Frame) -> Any:
     if isinstance(node, TensorRef):
-        return rows.read(frame.rows[node.row]).mean if node.row >= 0 else "?"
+        return rows.read_row(frame.rows[node.row]).mean if node.row >= 0 else "?"
     if isinstance(node, Opaque):
         value = node.json
         return value if not isinstance(value, dict) else value["group_ranks"] if "group_ranks" in value else value["value"]

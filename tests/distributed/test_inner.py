@@ -33,7 +33,7 @@ def ddp(options: dict[str, Any], hook: bool) -> tuple[list[Seen], dict[str, int]
 
     last = frames(work, "mix", model, steps=3)[-1]
     outputs = [e.sections["output"][0] for e in last.entries if "all_reduce." in e.name]
-    in_buckets = sum(rows.read(last.rows[ref.row]).mean * ref.description.shape[0] for ref in outputs)
+    in_buckets = sum(rows.read_row(last.rows[ref.row]).mean * ref.description.shape[0] for ref in outputs)
     gradients = sum(float(p.grad.double().sum()) for p in net.parameters() if p.grad is not None)
     return distributed(last), last.lost, in_buckets, gradients
 

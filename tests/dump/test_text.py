@@ -122,7 +122,7 @@ def plain(node: Any, rows: R.Rows, mode: str) -> Any:
         return node.json
     if isinstance(node, TensorRef):
         d = node.description
-        s = R.read(rows[node.row]) if node.row >= 0 else None
+        s = R.read_row(rows[node.row]) if node.row >= 0 else None
         values = (
             dict.fromkeys(("Max", "Min", "Mean", "Norm")) if s is None else {"Max": s.max, "Min": s.min, "Mean": s.mean, "Norm": s.norm}
         )

@@ -26,7 +26,7 @@ def xor_of(data: bytes) -> int:
 
 def checksums(row: np.ndarray) -> tuple[int | None, int | None]:
     """CRC and XOR of a row."""
-    s = rows.read(row)
+    s = rows.read_row(row)
     return s.crc32, s.xor
 
 

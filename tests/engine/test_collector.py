@@ -20,12 +20,12 @@ def test_thresholds_come_back() -> None:
     """Raised inside the step, as before after it, also when a step begins twice."""
     gc.set_threshold(700, 10, 10)
     step = StepCollection()
-    step.begin()
-    step.begin()
+    step.raise_threshold()
+    step.raise_threshold()
     assert gc.get_threshold() == (THRESHOLD, 10, 10)
-    step.end()
+    step.restore_threshold()
     assert gc.get_threshold() == (700, 10, 10)
-    step.end()
+    step.restore_threshold()
     assert gc.get_threshold() == (700, 10, 10)
 
 
@@ -33,13 +33,13 @@ def test_the_users_choice_stays() -> None:
     """A collector that is off, tuned higher, or changed inside the step is not touched."""
     step = StepCollection()
     gc.set_threshold(10 * THRESHOLD, 5, 5)
-    step.begin()
+    step.raise_threshold()
     assert gc.get_threshold() == (10 * THRESHOLD, 5, 5)
     gc.set_threshold(700, 10, 10)
-    step.begin()
+    step.raise_threshold()
     gc.set_threshold(123, 4, 5)
-    step.end()
+    step.restore_threshold()
     assert gc.get_threshold() == (123, 4, 5)
     gc.set_threshold(0)
-    step.begin()
+    step.raise_threshold()
     assert gc.get_threshold()[0] == 0

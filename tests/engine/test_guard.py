@@ -61,7 +61,7 @@ def test_an_exception_of_a_signal_handler_reaches_the_program(handler: str) -> N
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)
         signal.signal(signal.SIGALRM, before)
-    assert faults.enabled("part")
+    assert faults.is_enabled("part")
 
 
 def test_a_fault_in_a_function_that_is_given_a_frame_is_one_of_the_probe() -> None:
@@ -74,7 +74,7 @@ def test_a_fault_in_a_function_that_is_given_a_frame_is_one_of_the_probe() -> No
     faults = Faults()
     with faults.guard("part"):
         code(2, sys._getframe())
-    assert not faults.enabled("part")
+    assert not faults.is_enabled("part")
     assert not is_of_training(RuntimeError())
 
 
@@ -108,7 +108,7 @@ def test_a_fault_at_the_limit_of_recursion_does_not_reach_the_training() -> None
         descend(_calls_left() - 8)
     finally:
         sys.setrecursionlimit(limit)
-    assert not faults.enabled("part")
+    assert not faults.is_enabled("part")
 
 
 def test_an_error_of_the_training_passes_every_guard() -> None:
@@ -121,5 +121,5 @@ def test_an_error_of_the_training_passes_every_guard() -> None:
             raise error
     with pytest.raises(RuntimeError, match="kernel failed"):
         faults.fail("dump", error)
-    assert faults.enabled("dump")
+    assert faults.is_enabled("dump")
     assert faults.counts == {}

@@ -125,7 +125,7 @@ def test_uint64_above_int64_is_read_as_float() -> None:
     """A uint64 tensor with values from 2**63 up has no exact integers in its row, but right extremes in float64."""
     out = rows.empty(1)
     host_kernel.reduce_into(out, 0, np.array([3, 2**64 - 1], np.uint64))
-    s = rows.read(out[0])
+    s = rows.read_row(out[0])
     assert (s.min, s.max) == (3.0, 2.0**64)
 
 
@@ -142,7 +142,7 @@ def test_finite_float64_beyond_the_sum_is_no_inf() -> None:
     """Finite float64 values whose sum overflows are counted as finite and keep their extremes."""
     out = rows.empty(1)
     host_kernel.reduce_into(out, 0, np.full(100, 1.7e308))
-    s = rows.read(out[0])
+    s = rows.read_row(out[0])
     assert (s.infs, s.nans, s.finite_max) == (0, 0, 1.7e308)
 
 

@@ -124,7 +124,7 @@ def reference_kurtosis(x: np.ndarray) -> float:
 def test_kurtosis_keeps_the_promised_precision(seed: int, n: int, q: float, scale: int) -> None:
     """The error against two exact passes is what the head of rows.py says, times ten, for any scale."""
     x = (np.random.default_rng(seed).standard_normal(n) + q) * 2.0**scale
-    got = rows.read(row_of(x, MOMENTS)[0]).kurtosis
+    got = rows.read_row(row_of(x, MOMENTS)[0]).kurtosis
     assert got == pytest.approx(reference_kurtosis(x), rel=5e-14 * max(1.0, q * 1.3) ** 4)
 
 
@@ -140,12 +140,12 @@ def test_kurtosis_without_meaning_is_nan() -> None:
         np.append(noise, np.inf),
     ):
         row = row_of(x, MOMENTS)
-        found = rows.read(row[0]).kurtosis
+        found = rows.read_row(row[0]).kurtosis
         assert found is not None
         assert math.isnan(found)
         assert np.isnan(columns.column(row, "kurtosis")[0])
     bare = row_of(noise, 0)
-    assert rows.read(bare[0]).kurtosis is None
+    assert rows.read_row(bare[0]).kurtosis is None
     assert np.isnan(columns.column(bare, "kurtosis")[0])
 
 
@@ -165,17 +165,17 @@ def test_eps_makes_small_numbers_count_as_zeros() -> None:
     row = row_of(np.array([0.0, 1e-9, -1e-9, 1.0], np.float32), host_kernel.want_below(1e-8, as_zeros=True))
     assert columns.column(row, "zeros")[0] == 0.75
     assert np.isnan(columns.column(row, "underflow")[0])
-    assert rows.read(row[0]).zeros == 1
-    assert rows.read(row[0]).below == 3
+    assert rows.read_row(row[0]).zeros == 1
+    assert rows.read_row(row[0]).below == 3
 
 
 def test_absmax_propagates_nan_and_inf() -> None:
     """The largest absolute value, as abs().max() of the tensor, in columns and in single rows."""
     for values, expected in (([-3.0, 2.0], 3.0), ([np.nan, 1.0], np.nan), ([-np.inf, 1.0], np.inf), ([0.0], 0.0)):
         row = row_of(np.array(values, np.float32), 0)
-        for got in (columns.column(row, "absmax")[0], rows.read(row[0]).absmax):
+        for got in (columns.column(row, "absmax")[0], rows.read_row(row[0]).absmax):
             assert got == expected or (math.isnan(expected) and math.isnan(got))
-    assert rows.read(rows.empty(1)[0]).absmax is None
+    assert rows.read_row(rows.empty(1)[0]).absmax is None
 
 
 def test_wrong_limits_are_refused() -> None:

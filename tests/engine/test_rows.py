@@ -39,13 +39,13 @@ def test_empty_is_the_neutral_element(x: np.ndarray) -> None:
     row = row_of(x)
     for merged in (rows.merge(rows.empty(1), row), rows.merge(row, rows.empty(1))):
         assert (rows.as_int64(merged)[:, 6:] == rows.as_int64(row)[:, 6:]).all() or x.size == 0
-        assert rows.read(merged[0])[:4] == rows.read(row[0])[:4]
+        assert rows.read_row(merged[0])[:4] == rows.read_row(row[0])[:4]
 
 
 @given(x=FLOATS.filter(lambda a: a.size > 0))
 def test_reading_propagates_nan_and_inf_as_numpy_does(x: np.ndarray) -> None:
     """max, min, mean and norm are those of numpy in float64; finite_* leave NaN and Inf out."""
-    s = rows.read(row_of(x)[0])
+    s = rows.read_row(row_of(x)[0])
     wide = x.astype(np.float64)
     with np.errstate(all="ignore"):
         expected = (wide.max(), wide.min(), wide.mean(), np.sqrt(np.square(wide).sum()))
@@ -62,12 +62,12 @@ def test_reading_propagates_nan_and_inf_as_numpy_does(x: np.ndarray) -> None:
 
 def test_integers_are_exact() -> None:
     """Largest and smallest integers above 2**53 are read exactly, not through float64."""
-    s = rows.read(row_of(np.array([2**53 + 1, -(2**62) - 1], np.int64))[0])
+    s = rows.read_row(row_of(np.array([2**53 + 1, -(2**62) - 1], np.int64))[0])
     assert (s.max, s.min) == (2**53 + 1, -(2**62) - 1)
 
 
 def test_no_elements_has_nothing_to_say() -> None:
     """An empty tensor has count 0 and no max, min, mean or norm; rms of ones is 1."""
-    s = rows.read(row_of(np.empty(0, np.float32))[0])
+    s = rows.read_row(row_of(np.empty(0, np.float32))[0])
     assert s[:8] == (0, 0, 0, 0, None, None, None, None)
-    assert math.isclose(rows.read(row_of(np.ones(9, np.float32))[0]).rms or 0, 1.0)
+    assert math.isclose(rows.read_row(row_of(np.ones(9, np.float32))[0]).rms or 0, 1.0)

@@ -167,30 +167,30 @@ def test_nobody_listens(tmp_path: Path) -> None:
 def test_what_is_no_report(line: bytes) -> None:
     """Anybody on the machine can send something."""
     reports = LaunchReports()
-    assert reports.take(line) == ""
+    assert reports.add_report(line) == ""
     assert not reports.trained
 
 
 def test_what_is_shown_is_text() -> None:
     """A terminal obeys none of it, and no line is added."""
     reports = LaunchReports()
-    reports.take(b"imports\x001\0to\x1b[2Jrch\n\0a\nb.py")
-    first, second = reports.say("")
+    reports.add_report(b"imports\x001\0to\x1b[2Jrch\n\0a\nb.py")
+    first, second = reports.describe_outcome("")
     assert "\x1b" not in first
     assert "\n" not in first + second
 
 
 def test_files_that_nobody_has_reported() -> None:
     """A process of a container has written: it is not said that nothing is there."""
-    (line,) = LaunchReports().say("/out")
+    (line,) = LaunchReports().describe_outcome("/out")
     assert line.startswith("no process on this machine has reported a training, and files were written to /out")
 
 
 def test_a_framework_in_which_no_training_is_found() -> None:
     reports = LaunchReports()
-    reports.take(b"began\x001\0\0train.py")
-    reports.take(b"imports\x001\0mindspore\0train.py")
-    first, second = reports.say("")
+    reports.add_report(b"began\x001\0\0train.py")
+    reports.add_report(b"imports\x001\0mindspore\0train.py")
+    first, second = reports.describe_outcome("")
     assert "train.py imported mindspore, in which trainings are not found by themselves." in first
     assert "MindSporeProbe" in second
 

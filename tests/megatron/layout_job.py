@@ -17,7 +17,7 @@ from test_reduced_gradients import gathered
 
 from msprobe_engine.core.records import leaves
 from msprobe_engine.core.settings.schema import ReplicaCheckSettings
-from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.core.statistics.rows import read_row
 from msprobe_integrations.megatron.layout import unwrapped
 
 try:
@@ -101,7 +101,7 @@ def seen_by(ranks: int, argv: str, level: str) -> list[dict[str, Any]]:
 
 def _outputs(frame: Any, start: str, middle: str) -> list[float]:
     return [
-        read(frame.rows[ref.row]).norm
+        read_row(frame.rows[ref.row]).norm
         for entry in frame.entries
         if entry.name.startswith(start) and middle in entry.name and ".forward" in entry.name
         for place, ref in leaves(entry)
@@ -119,7 +119,7 @@ def _sums(frame: Any) -> dict[tuple[int, ...], list[tuple[float, float, float]]]
             or entry.sections.get("output") is None
         ):
             continue
-        places = {place: read(frame.rows[ref.row]) for place, ref in leaves(entry)}
+        places = {place: read_row(frame.rows[ref.row]) for place, ref in leaves(entry)}
         if "input.0" in places and "output.0" in places:
             before, after = places["input.0"], places["output.0"]
             found.setdefault(tuple(entry.tags["group_ranks"]), []).append((before.mean, after.mean, after.norm))

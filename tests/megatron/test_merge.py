@@ -62,7 +62,7 @@ def test_merged_rows_are_those_of_the_whole() -> None:
         expected = row_of(whole, 0)
         assert rows[0].view(np.int64)[:6].tolist() == expected.view(np.int64)[:6].tolist()
         np.testing.assert_allclose(rows[0][[R.MIN, R.MAX, R.SUM, R.SUMSQ]], expected[[R.MIN, R.MAX, R.SUM, R.SUMSQ]], rtol=1e-13)
-        assert R.read(rows[1]).count == 0
+        assert R.read_row(rows[1]).count == 0
 
 
 def _with_more_words(whole: np.ndarray, cut: int) -> np.ndarray:

@@ -13,7 +13,7 @@ from mindspore import mint, nn, ops
 from mindspore.communication import get_group_size, get_rank, init
 
 from msprobe_engine.core.records import Opaque, TensorRef
-from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.core.statistics.rows import read_row
 from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -54,7 +54,7 @@ def communicate(rank: int) -> None:
 
     def plain(node: Any) -> Any:
         if isinstance(node, TensorRef):
-            return read(frames[0].rows[node.row]).max if node.row >= 0 else dict(node.description.extra)
+            return read_row(frames[0].rows[node.row]).max if node.row >= 0 else dict(node.description.extra)
         if isinstance(node, Opaque):
             return node.json.get("value")
         if isinstance(node, dict):

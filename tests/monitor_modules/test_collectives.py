@@ -32,7 +32,7 @@ def seen(frame: Frame) -> list[Seen]:
     for s in frame.samples:
         assert s.family == "other"
         assert s.extra["tag"].startswith(f"{s.name}/rank{frame.rank}/")
-        mean = rows.read(frame.rows[s.ref.row]).mean
+        mean = rows.read_row(frame.rows[s.ref.row]).mean
         assert mean is not None
         found.append((s.name, s.extra["tag"].rpartition("/")[2], mean))
     return found
@@ -143,7 +143,7 @@ def with_ddp() -> tuple[set[str], list[Any], list[tuple[float, float]]]:
 
     frames = watch(model, ALL, step, steps=3)
     rows_of = [
-        (float(rows.read(f.rows[s.ref.row]).norm or 0), norm)
+        (float(rows.read_row(f.rows[s.ref.row]).norm or 0), norm)
         for f, norm in zip(frames, norms)
         for s in f.samples
         if s.extra["tag"].endswith("post_0_0") and s.name == "c10d_all_reduce"

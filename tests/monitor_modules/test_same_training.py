@@ -72,7 +72,7 @@ def sharded_features() -> tuple[dict[str, float], dict[str, float], set[str]]:
 
     linear = [s for s in frames[0].samples if s.family == "linear_hook"]
     norms = {
-        s.name.removesuffix(".linear"): rows.read(frames[0].rows[s.ref.row]).mean or 0.0
+        s.name.removesuffix(".linear"): rows.read_row(frames[0].rows[s.ref.row]).mean or 0.0
         for s in linear
         if s.extra["column"] == "kernel_norm"
     }
@@ -100,7 +100,7 @@ def tensor_parallel() -> tuple[float, dict[str, tuple[float, str]]]:
     parallelize_module(found, init_device_mesh("cpu", (2,)), {"0": ColwiseParallel()})
     setup = features(linear=("0",))
     (frame,) = watch(found, setup, lambda _: found(torch.ones(2, 6)))
-    values_of = {s.extra["column"]: (rows.read(frame.rows[s.ref.row]).mean or 0.0, s.extra["scope"]) for s in frame.samples}
+    values_of = {s.extra["column"]: (rows.read_row(frame.rows[s.ref.row]).mean or 0.0, s.extra["scope"]) for s in frame.samples}
     return float(torch.linalg.svdvals(part)[0]), values_of
 
 

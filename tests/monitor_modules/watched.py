@@ -87,7 +87,7 @@ def values(frames: list[Frame], *families: str) -> dict[Key, Value]:
             if "column" in sample.extra:
                 key = (frame.step, sample.family, f"{sample.name}/{sample.extra['column']}", sample.micro_step)
             assert key not in found, f"{key} is there twice"
-            read = rows.read(frame.rows[sample.ref.row])
+            read = rows.read_row(frame.rows[sample.ref.row])
             found[key] = Value(read.norm, read.mean, read.count, dict(sample.extra))
     return found
 

@@ -115,7 +115,7 @@ def samples(frame: Frame) -> dict[tuple[str, ...], Seen]:
         detail = sample.phase or sample.extra.get("state") or sample.extra.get("tag") or ""
         key = (sample.family, sample.name, detail) + ((str(sample.micro_step),) if sample.micro_step >= 0 else ())
         assert key not in found, key
-        found[key] = Seen(_rows.read(frame.rows[sample.ref.row]), sample.ref.description.shape, dict(sample.extra))
+        found[key] = Seen(_rows.read_row(frame.rows[sample.ref.row]), sample.ref.description.shape, dict(sample.extra))
     return found
 
 

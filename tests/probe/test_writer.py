@@ -81,7 +81,7 @@ def test_a_failing_sink_loses_its_frames_only(tmp_path: Path, kind: str) -> None
     assert under_test.lost == {"test": 2}
     assert one.closed
     assert faults.counts == {"sink test": 2}
-    assert faults.enabled("sink test")
+    assert faults.is_enabled("sink test")
 
 
 @each_queue

@@ -23,7 +23,7 @@ from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.io.json_text import MAX_DEPTH, MAX_DIGITS, parse_json, unique_keys
 from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.core.io.yaml_text import parse_foreign_yaml, parse_yaml
-from msprobe_engine.core.settings.changes import changed
+from msprobe_engine.core.settings.changes import apply_changes
 
 BY_NAME = {target.name: target for target in TARGETS}
 Change = Callable[[Any], Any]
@@ -222,7 +222,7 @@ def test_scalars_that_yaml_cannot_build_in_settings_of_merge_result(tmp_path: Pa
 def test_scalars_that_yaml_cannot_build_in_a_change_of_a_setting(scalar: str) -> None:
     """``--set`` takes YAML."""
     try:
-        changed({}, [f"a={scalar}"], "probe.yaml")
+        apply_changes({}, [f"a={scalar}"], "probe.yaml")
     except SettingsError as error:
         assert "the value is not YAML" in str(error)  # noqa: PT017 - both outcomes are right
 

@@ -52,7 +52,7 @@ def test_a_row_of_integers_tells_of_no_element(name: str, key: bytes) -> None:
     values, has_sums = SUMS[name]
     before = row_of(values)
     after = Redaction(key).rows(before)
-    seen, was = rows.read(after[0]), rows.read(before[0])
+    seen, was = rows.read_row(after[0]), rows.read_row(before[0])
     assert (seen.max, seen.min, seen.finite_max, seen.zeros) == (None, None, None, 0)
     assert (seen.mean is not None, seen.norm is not None) == (has_sums, has_sums)
     if has_sums:
@@ -78,8 +78,8 @@ def test_floats_stay() -> None:
 
 def test_digests_tell_the_same_from_others_with_one_key_only() -> None:
     """Same key and ids: same digest. Other ids, other key: another one."""
-    first, again, other = (rows.read(Redaction(KEY).rows(row_of(ids))[0]) for ids in (IDS, IDS.copy(), IDS[::-1]))
-    foreign = rows.read(Redaction(KEY[::-1]).rows(row_of(IDS))[0])
+    first, again, other = (rows.read_row(Redaction(KEY).rows(row_of(ids))[0]) for ids in (IDS, IDS.copy(), IDS[::-1]))
+    foreign = rows.read_row(Redaction(KEY[::-1]).rows(row_of(IDS))[0])
     assert (first.digest, first.redacted) == (again.digest, again.redacted)
     assert first.digest != other.digest
     assert first.digest != foreign.digest

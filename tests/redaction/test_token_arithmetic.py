@@ -26,7 +26,7 @@ LENGTHS = (FEWEST, 4096, 16_384, 50_000)
 def told_sums(values: np.ndarray, redacted: bool) -> tuple[float, float] | None:
     """Sum and sum of squares as mean, norm and count tell them; None where they are not told."""
     row = row_of(values)
-    seen = rows.read((Redaction(KEY).rows(row) if redacted else row)[0])
+    seen = rows.read_row((Redaction(KEY).rows(row) if redacted else row)[0])
     return None if seen.mean is None or seen.norm is None else (seen.mean * seen.count, seen.norm**2)
 
 

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_engine.core.settings.changes import changed
+from msprobe_engine.core.settings.changes import apply_changes
 from msprobe_engine.core.settings.load import load_settings
 
 KEYS = st.sampled_from(["a", "b", "monitor", "step_", "_x1"])
@@ -40,7 +40,7 @@ def at(node: Any, path: list[str]) -> Any:
 def test_one_key_is_changed_and_no_other(tree: dict[str, Any], path: list[str], value: Any) -> None:
     """JSON is YAML: the value arrives as it is; all other keys, and the tree that was given, stay."""
     before = copy.deepcopy(tree)
-    after = changed(tree, [f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"], "file")
+    after = apply_changes(tree, [f"{'.'.join(path)}={json.dumps(value, ensure_ascii=False)}"], "file")
     assert tree == before
     assert at(after, path) == value
     for name in tree:
@@ -56,7 +56,7 @@ def test_the_last_change_of_a_key_counts(path: list[str], first: Any, second: An
     name = ".".join(path)
     assert (
         at(
-            changed(
+            apply_changes(
                 None, [f"{name}={json.dumps(first, ensure_ascii=False)}", f" {name} ={json.dumps(second, ensure_ascii=False)}"], "file"
             ),
             path,
@@ -80,7 +80,7 @@ def test_the_last_change_of_a_key_counts(path: list[str], first: Any, second: An
 def test_what_is_no_change(change: str, words: str) -> None:
     """The message shows the change and says what is wrong with it."""
     with pytest.raises(SettingsError, match=r"^'") as caught:
-        changed({"a": 3}, [change], "probe.yaml")
+        apply_changes({"a": 3}, [change], "probe.yaml")
     assert words in str(caught.value)
     assert change in str(caught.value)
 

@@ -17,12 +17,12 @@ VALUES = st.lists(st.lists(st.floats(width=32), max_size=5), max_size=8)
 
 @given(VALUES)
 def test_columns_are_what_read_says_row_by_row(tensors: list[list[float]]) -> None:
-    """Every column holds the value of `rows.read`, and NaN where `read` gives None."""
+    """Every column holds the value of `rows.read_row`, and NaN where that gives None."""
     rows = np.concatenate([row_of(t) for t in tensors]) if tensors else _rows.empty(0)
     for op in ("norm", "min", "max", "mean", "rms"):
-        wanted = [getattr(_rows.read(row), op) for row in rows]
+        wanted = [getattr(_rows.read_row(row), op) for row in rows]
         np.testing.assert_array_equal(column(rows, op), [math.nan if w is None else w for w in wanted])
-    read = [_rows.read(row) for row in rows]
+    read = [_rows.read_row(row) for row in rows]
     assert column(rows, "nans").tolist() == [s.nans for s in read]
     assert column(rows, "infs").tolist() == [s.infs for s in read]
     np.testing.assert_array_equal(column(rows, "zeros"), [s.zeros / s.count if s.count else math.nan for s in read])

@@ -102,13 +102,13 @@ def test_blocks_of_steps(tmp_path: Path) -> None:
 
 @given(st.lists(st.floats(width=32), max_size=4))
 def test_numbers_read_back_exactly(tmp_path: Path, values: list[float]) -> None:
-    """Every number is the float64 that `rows.read` gives; what does not exist is nan; counts are whole numbers."""
+    """Every number is the float64 that `rows.read_row` gives; what does not exist is nan; counts are whole numbers."""
     sink = CsvSink(CsvSettings(), MonitorSettings(ops=OPS), output_dir=tmp_path, rank=0)
     frame = frame_of({"w": values})
     sink.write(frame, [])
     sink.close()
     (row,) = table(sink.directory / "grad_reduced_0-99.csv")
-    wanted = _rows.read(frame.rows[0])
+    wanted = _rows.read_row(frame.rows[0])
     for op in ("norm", "min", "max", "mean"):
         value = getattr(wanted, op)
         assert row[op] == repr(math.nan if value is None else float(value))

@@ -7,7 +7,7 @@ from frames_of_lists import TENSOR
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.core.io.safe_cells import Names, squashed
+from msprobe_engine.core.io.safe_cells import Names, shorten_name
 from msprobe_engine.core.records import Sample, TensorRef
 
 PARTS = st.lists(
@@ -30,7 +30,7 @@ PARTS = st.lists(
 )
 def test_patterns(name: str, short: str) -> None:
     """From the layer, embedding, final, output or norm on, as 26.2 has it; the place of a module tensor is no module name."""
-    assert squashed(name) == short
+    assert shorten_name(name) == short
 
 
 def sample(name: str) -> Sample:

@@ -10,7 +10,7 @@ from torch import nn
 
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.records import Entry, Frame, TensorRef
-from msprobe_engine.core.statistics.rows import Statistics, read
+from msprobe_engine.core.statistics.rows import Statistics, read_row
 from msprobe_engine.probe.pipeline import Pipeline
 from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.torch.backend import TorchBackend
@@ -58,4 +58,4 @@ def entries(frame: Frame) -> dict[str, Entry]:
 def stat(frame: Frame, ref: TensorRef) -> Statistics:
     """Statistics of one tensor of a frame."""
     assert ref.row >= 0
-    return read(frame.rows[ref.row])
+    return read_row(frame.rows[ref.row])

@@ -47,7 +47,7 @@ def one(backend: TorchBackend, tensor: Any) -> tuple[Any, Statistics]:
     ref = backend.reduce(tensor)
     assert ref.row >= 0, backend.unsupported
     assert ref.description is backend.reduce(tensor).description
-    return ref.description, rows.read(backend.finish_step().rows()[ref.row])
+    return ref.description, rows.read_row(backend.finish_step().rows()[ref.row])
 
 
 def none(backend: TorchBackend, tensor: Any, reason: str) -> Any:
@@ -169,7 +169,7 @@ def test_functorch(backend: TorchBackend) -> None:
     torch.func.grad(look)(torch.ones(4))
     data = backend.finish_step().rows()
     assert [seen[0].description.type, seen[2].description.type] == ["BatchedTensor", "GradTrackingTensor"]
-    assert (rows.read(data[seen[0].row]).count, rows.read(data[seen[2].row]).count) == (12, 4)
+    assert (rows.read_row(data[seen[0].row]).count, rows.read_row(data[seen[2].row]).count) == (12, 4)
     assert seen[0].description is seen[1]
 
 
@@ -233,7 +233,7 @@ def test_a_dtensor_that_is_written_to(backend: TorchBackend) -> None:
         gradient.mul_(2)
     refs.append(backend.reduce(gradient))
     found = backend.finish_step().rows()
-    assert [rows.read(found[ref.row]).max for ref in refs] == [3.0, 1.5, 3.0]
+    assert [rows.read_row(found[ref.row]).max for ref in refs] == [3.0, 1.5, 3.0]
 
 
 def test_rank_from_environment(backend: TorchBackend, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -264,7 +264,7 @@ def test_same_version_is_reduced_once(backend: TorchBackend) -> None:
     backend.forget(x)
     fourth = backend.reduce(x)
     data = backend.finish_step().rows()
-    assert [rows.read(data[r.row]).max for r in (first, second, third, fourth)] == [0, 1, 2, 7]
+    assert [rows.read_row(data[r.row]).max for r in (first, second, third, fourth)] == [0, 1, 2, 7]
     assert backend.reduce(x).row == 0
 
 
@@ -357,9 +357,9 @@ def test_no_early_read_and_one_copy() -> None:
     for tensor, ref in zip([*tensors, torch.ones(9)], refs):
         bits = torch.view_as_real(tensor) if tensor.is_complex() else tensor
         want = digest_array(tensor.contiguous().numpy()) if bits.numel() else 0
-        s = rows.read(data[ref.row])
+        s = rows.read_row(data[ref.row])
         assert (s.digest, s.count) == (want, tensor.numel())
-    assert rows.read(data[refs[3].row]).nans == 1
+    assert rows.read_row(data[refs[3].row]).nans == 1
 
 
 class _Seen(TorchDispatchMode):
@@ -467,7 +467,7 @@ def test_parts_of_a_tensor_add_up(kernel: bool, monkeypatch: pytest.MonkeyPatch)
     merged = rows.empty(1)
     for ref in refs:
         merged = rows.merge(merged, data[ref.row : ref.row + 1])
-    s = rows.read(merged[0])
+    s = rows.read_row(merged[0])
     assert (s.count, s.digest, s.max) == (3000, digest_array(whole.numpy()), whole.max().item())
 
 

@@ -43,7 +43,7 @@ def backend_for(mode: str) -> TorchBackend:
 
 def checksum(mode: str, row: Any) -> int | None:
     """The checksum of a row."""
-    s = rows.read(row)
+    s = rows.read_row(row)
     assert (s.crc32 is None) or (s.xor is None)
     return s.crc32 if mode == "crc32" else s.xor
 
@@ -103,7 +103,7 @@ def test_what_is_wanted_can_change() -> None:
     backend.want_checksum, backend.want_digest = "xor", False
     third = backend.reduce(tensor)
     data = backend.finish_step().rows()
-    found = [rows.read(data[ref.row]) for ref in (first, second, third)]
+    found = [rows.read_row(data[ref.row]) for ref in (first, second, third)]
     assert [s.digest is not None for s in found] == [True, True, False]
     assert [s.crc32 for s in found] == [None, zlib.crc32(raw(tensor)), None]
     assert [s.xor for s in found] == [None, None, 0]
@@ -152,7 +152,7 @@ def test_device_tensors(mode: str) -> None:
     assert [checksum(mode, data[r.row]) for r in refs] == wanted
     assert checksum(mode, data[then.row]) == wanted_then
     assert checksum(mode, data[host.row]) == expected(mode, torch.ones(3))
-    assert rows.read(data[refs[0].row]).count == 65
+    assert rows.read_row(data[refs[0].row]).count == 65
     assert ProbeDevice.copies - before == (2 if mode == "crc32" else 1)
     assert backend.unsupported == {}
 
@@ -258,6 +258,6 @@ def test_a_fault_costs_the_checksum_only(monkeypatch: pytest.MonkeyPatch) -> Non
 
     monkeypatch.setattr(Staging, "take", broken)
     ref = backend.reduce(ProbeDevice.wrap(torch.ones(4)))
-    s = rows.read(backend.finish_step().rows()[ref.row])
+    s = rows.read_row(backend.finish_step().rows()[ref.row])
     assert (s.crc32, s.count, s.max) == (None, 4, 1.0)
     assert backend.unsupported == {"checksum: MemoryError: no room": 1}

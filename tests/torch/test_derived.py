@@ -47,7 +47,7 @@ def sameness(backend: TorchBackend, ref: TensorRef | None, expected: torch.Tenso
     """The row is that of `expected` to rounding, without NaN."""
     assert ref is not None
     assert ref.row >= 0, backend.unsupported
-    row = rows.read(backend.finish_step().rows()[ref.row])
+    row = rows.read_row(backend.finish_step().rows()[ref.row])
     wide = expected.to(torch.float64)
     assert (row.count, row.nans, row.infs) == (wide.numel(), 0, 0)
     assert ref.description.shape == tuple(expected.shape)
@@ -172,7 +172,7 @@ def test_empty_tensors() -> None:
         ref = backend.reduce_agreement(move(torch.empty(0, 3)), move(torch.empty(0, 3)))
         first = backend.histogram(move(torch.empty(0)), "linear")
         data = backend.finish_step().rows()
-        assert rows.read(data[ref.row]).count == 0
+        assert rows.read_row(data[ref.row]).count == 0
         assert histograms.counts(data, first, "linear").sum() == 0
 
 
@@ -347,7 +347,7 @@ def test_words_are_switched_for_the_rows_that_follow(move: Move) -> None:
     assert (backend.eps, backend.below) == (0.0, 2.0)
     refs.append(backend.reduce(x))
     data = backend.finish_step().rows()
-    plain, eps, same, below = (rows.read(data[ref.row]) for ref in refs)
+    plain, eps, same, below = (rows.read_row(data[ref.row]) for ref in refs)
     assert refs[1].row == refs[2].row
     assert same == eps
     assert (plain.kurtosis, plain.below) == (None, None)

@@ -389,7 +389,7 @@ def test_a_kernel_that_cannot_run_is_replaced_with_one_warning() -> None:
                 statistics.reduce_device(tensor.as_subclass(Elsewhere), take, False)
             out = rows.empty(1)
             device.scatter(device.filled().numpy(), out)
-            assert rows.read(out[0]).max == 4.0
+            assert rows.read_row(out[0]).max == 4.0
     finally:
         log.get_logger().removeHandler(lines)
     assert len(lines.seen) == 1, lines.seen
@@ -425,7 +425,7 @@ def test_replays_of_a_real_graph() -> None:
     graph.replay()
     assert backend.unsupported == {"graph capture": 1}
     ref = backend.reduce(y)
-    assert rows.read(backend.finish_step().rows()[ref.row]).max == 2.0
+    assert rows.read_row(backend.finish_step().rows()[ref.row]).max == 2.0
 
 
 @on_gpu

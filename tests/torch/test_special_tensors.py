@@ -13,7 +13,7 @@ from torch import nn
 from msprobe_engine.core.records import Entry
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.statistics import rows
-from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.core.statistics.rows import read_row
 from msprobe_engine.formats.dump.writing import text
 from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
 from msprobe_integrations.torch.backend import TorchBackend
@@ -111,7 +111,7 @@ def test_a_large_tensor_is_read_in_blocks(monkeypatch: pytest.MonkeyPatch) -> No
     plain = backend.reduce(rows_of.dequantize())
     found = backend.finish_step().rows()
     assert found[whole.row].tobytes() == found[plain.row].tobytes()
-    have, want = rows.read(found[ref.row]), rows.read(found[plain.row])
+    have, want = rows.read_row(found[ref.row]), rows.read_row(found[plain.row])
     assert (have.count, have.nans, have.finite_min, have.finite_max) == (110, 1, want.finite_min, want.finite_max)
     assert rows.as_int64(found)[ref.row, rows.DIGEST] == rows.as_int64(found)[plain.row, rows.DIGEST]
     assert found[ref.row, rows.SUMSQ] == pytest.approx(found[plain.row, rows.SUMSQ], rel=1e-12)
@@ -269,7 +269,7 @@ def test_no_record_has_memory_without_values(level: str, tmp_path: Path) -> None
     (frame,) = probe.frames
     assert frame.entries
     for row in frame.rows:
-        assert read(row).nans == 0
+        assert read_row(row).nans == 0
     if level != "L1":
         found = [entry for entry in frame.entries if entry.name.startswith("Module.0.Linear.parameters_grad")]
-        assert read(frame.rows[found[-1].sections["weight"][0].row]).norm == pytest.approx(total)
+        assert read_row(frame.rows[found[-1].sections["weight"][0].row]).norm == pytest.approx(total)

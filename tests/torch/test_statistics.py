@@ -197,7 +197,7 @@ def test_the_part_is_that_of_26_2_0(shape: list[int], items: list[SliceSettings]
     assert dict(ref.description.extra) == ({} if want.shape == tuple(tensor.shape) else {"full_shape": list(tensor.shape)})
     assert (cut is tensor) == (want.shape == tuple(tensor.shape))
     assert cut.untyped_storage().data_ptr() == tensor.untyped_storage().data_ptr()
-    s = rows.read(backend.finish_step().rows()[ref.row])
+    s = rows.read_row(backend.finish_step().rows()[ref.row])
     assert (s.count, s.digest) == (want.size, digest_array(want) if want.size else 0)
 
 
@@ -215,7 +215,7 @@ def test_one_row_per_version(backend: TorchBackend) -> None:
     backend.forget()
     assert slices.reduce(tensor).row != again.row
     data = backend.finish_step().rows()
-    assert [rows.read(data[r.row]).min for r in (whole, part, again)] == [0.0, 1.0, 2.0]
+    assert [rows.read_row(data[r.row]).min for r in (whole, part, again)] == [0.0, 1.0, 2.0]
 
 
 def test_one_more_element(backend: TorchBackend) -> None:
@@ -263,7 +263,7 @@ def test_a_device_is_not_waited_for(backend: TorchBackend) -> None:
     with reads_forbidden():
         ref = slices.reduce(ProbeDevice.wrap(tensor))
         pending = backend.finish_step()
-    assert rows.read(pending.rows()[ref.row]).digest == digest_array(tensor[1:3].numpy())
+    assert rows.read_row(pending.rows()[ref.row]).digest == digest_array(tensor[1:3].numpy())
 
 
 @pytest.fixture
@@ -287,4 +287,4 @@ def test_wrapped_tensors(backend: TorchBackend, mesh: Any) -> None:
     assert [r.description.type.rpartition(".")[2] for r in found] == ["DTensor", "NestedTensor", "BatchedTensor"]
     assert [dict(r.description.extra)["full_shape"] for r in found] == [[3, 2], [3, 3], [4, 1]]
     data = backend.finish_step().rows()
-    assert [rows.read(data[r.row]).min for r in found] == [2.0, 1.0, 1.0]
+    assert [rows.read_row(data[r.row]).min for r in found] == [2.0, 1.0, 1.0]

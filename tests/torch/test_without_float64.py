@@ -70,7 +70,7 @@ def check(tensor: torch.Tensor, want: int = WANT, error: float = 1e-9) -> None:
     real = real[np.isfinite(real)]
     for word, power in ((rows.SUM, 1), (rows.SUM3, 3)):
         assert abs(got[word] - expected[word]) <= error * (real**power).sum()
-    a, b = rows.read(got), rows.read(expected)
+    a, b = rows.read_row(got), rows.read_row(expected)
     assert a.norm == pytest.approx(b.norm, rel=error, nan_ok=True)
     if b.kurtosis is not None:
         assert a.kurtosis == pytest.approx(b.kurtosis, rel=1e-7, nan_ok=True)

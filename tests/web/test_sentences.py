@@ -14,7 +14,7 @@ import pytest
 
 from msprobe_engine.config.environment.rules import environment_rules
 from msprobe_engine.config.settings.aliases import known_terms
-from msprobe_engine.core.text.sentences import Sentence, joined, one_line_of
+from msprobe_engine.core.text.sentences import Sentence, join_sentences, one_line_of
 from msprobe_engine.find.config import system
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.measure import missing_statistics
@@ -105,8 +105,8 @@ def test_a_sentence_is_its_english_text() -> None:
         assert sentences.chinese(made) == "{1} <b> 相差 25.00%（舍入误差的 3,000 倍）；输入一致"
     assert sentences.both(one) == [str(one), sentences.chinese(one)]
     assert sentences.both("plain") == "plain"
-    assert joined(", ", ["a", "b", "c"]) == "a, b, c"
-    ranks = joined(", ", (Sentence("rank {0}: {1}", rank, 1) for rank in range(10_240)))
+    assert join_sentences(", ", ["a", "b", "c"]) == "a, b, c"
+    ranks = join_sentences(", ", (Sentence("rank {0}: {1}", rank, 1) for rank in range(10_240)))
     assert ranks.startswith("rank 0: 1, rank 1: 1, ")
     assert len(re.findall("[,，、]", sentences.chinese(ranks))) == 10_239
     assert one_line_of(Sentence("{0} holds NaN or Inf", "a\nb")) == "a\\nb holds NaN or Inf"

@@ -138,16 +138,16 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
     if args.file_type == "json" and (golden or not options.merge):
         raise UsageError("--file_type json writes the merged dump of one run; give one path, and --merge auto or --rank_size")
     with cluster(args.scheduler):
-        found = run(target, golden, args.output_path, options, _said if options.progress_log else None)
-    _say(found, args.open)
+        found = run(target, golden, args.output_path, options, _print_progress if options.progress_log else None)
+    _print_result(found, args.open)
     return found.exit_code
 
 
-def _said(line: str) -> None:
+def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _say(found: Result, show: bool) -> None:
+def _print_result(found: Result, show: bool) -> None:
     from msprobe_engine.cli.options.inputs import say_steps
     from msprobe_engine.core.log import printable
 

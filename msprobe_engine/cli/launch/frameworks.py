@@ -62,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
 
         reports = list(pool.map(one, modules))
     print(json.dumps(reports, indent=2) if args.json else "\n".join(lines(reports)))
-    return int(any(degraded(report) for report in reports))
+    return int(any(is_degraded(report) for report in reports))
 
 
 def _modules(names: Sequence[str]) -> dict[str, str]:
@@ -107,7 +107,7 @@ def check(name: str, module: str, *, imports: bool = False) -> dict[str, Any]:
     return {"name": name, "package": "", "version": "", "installed": True, "error": why, "rows": []}
 
 
-def degraded(report: dict[str, Any]) -> bool:
+def is_degraded(report: dict[str, Any]) -> bool:
     """Is something not there that should be?"""
     return bool(report["error"]) or any(row["state"] == "lost" for row in report["rows"])
 
@@ -126,7 +126,7 @@ def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
         state = "does not work here" if report["error"] else "; ".join(parts)
         said.append(f"{report['name']:{width}}{report['version'] or '(unknown)':12}  {state}")
     for report in here:
-        if degraded(report):
+        if is_degraded(report):
             said += ["", f"{report['name']} {report['version']}".rstrip() + ":"]
             said += [f"  {report['error']}"] if report["error"] else []
             for row in report["rows"]:

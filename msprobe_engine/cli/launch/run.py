@@ -76,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     preset = _preset(args)
     try:
         if preset is None:
-            environment = prepared(args.config, args.set, args.output_dir, args.perturb)
+            environment = prepare_environment(args.config, args.set, args.output_dir, args.perturb)
         else:
             environment = _with_preset(preset, args, command)
     except UnreadableSettingsError as error:
@@ -128,11 +128,11 @@ def _with_preset(preset: str, args: argparse.Namespace, command: list[str]) -> d
 
     warn_unknown_variables()
     file = str(preset_file(preset))
-    unchanged, changed = read_settings(file)[0], read_settings(file, changes=[*_inherited(file), *args.set])[0]
+    unchanged, changed = read_settings(file)[0], read_settings(file, changes=[*_inherit_changes(file), *args.set])[0]
     directory = args.output_dir
     if directory is None and changed.output_dir == unchanged.output_dir:
         directory = os.path.join(changed.output_dir, name_launch(command))
-    environment = prepared(file, args.set, directory, args.perturb)
+    environment = prepare_environment(file, args.set, directory, args.perturb)
     place = os.path.relpath(directory or changed.output_dir)
     unused = not args.preset and os.path.exists("probe.yaml")
     hint = "; probe.yaml in this directory is not used, name it with --config" if unused else ""
@@ -170,7 +170,9 @@ def _keep_launch_line(environment: dict[str, str], command: list[str]) -> None:
         environment[LAUNCH_LINE] = shlex.join(masked_arguments(command))
 
 
-def prepared(config: str | None, changes: list[str], output_dir: str | None = None, perturb: str | None = None) -> dict[str, str]:
+def prepare_environment(
+    config: str | None, changes: list[str], output_dir: str | None = None, perturb: str | None = None
+) -> dict[str, str]:
     """The environment in which interpreters load the probe.
 
     Args:
@@ -207,7 +209,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     for change in changes:
         if "\n" in change:
             raise SettingsError(f"--set {change!r}: a change is one line; write lists and mappings as [...] and {{...}}")
-    inherited = _inherited(config)
+    inherited = _inherit_changes(config)
     changes, own = [*inherited, *changes], changes
     build_rules(read_settings(config, changes=changes)[0])
     _say_inherited(inherited, own)
@@ -223,7 +225,7 @@ def prepared(config: str | None, changes: list[str], output_dir: str | None = No
     return environment
 
 
-def _inherited(config: str) -> list[str]:
+def _inherit_changes(config: str) -> list[str]:
     """The changes of ``MSPROBE_SET``. None of them where they were made to a file of another kind, whose keys this one does not have."""
     from msprobe_engine.core.settings.load import recognise
     from msprobe_engine.core.settings.text import read_file
@@ -270,9 +272,9 @@ def _without_probe(args: argparse.Namespace, error: UnreadableSettingsError) -> 
         SettingsError: a change is none.
     """
     from msprobe_engine.core.log import printable
-    from msprobe_engine.core.settings.changes import changed
+    from msprobe_engine.core.settings.changes import apply_changes
 
-    if args.dry_run or (changed({}, [*_changes_of_environment(), *args.set], "the settings file") or {}).get("strict"):
+    if args.dry_run or (apply_changes({}, [*_changes_of_environment(), *args.set], "the settings file") or {}).get("strict"):
         raise error
     print(printable(f"msprobe run: {error}; the launch line runs without a probe"), file=sys.stderr)
     return {name: value for name, value in os.environ.items() if name not in ("MSPROBE_CONFIG", "MSPROBE_SET")}

@@ -48,7 +48,7 @@ def run_with_json(name: str, args: argparse.Namespace) -> int:
     try:
         with contextlib.redirect_stdout(said):
             answer["exit_code"] = int(args.run(args))
-        answer["answer"] = _read(getattr(args, "answer_file", None))
+        answer["answer"] = _read_answer(getattr(args, "answer_file", None))
     except Exception as error:
         answer["error"], answer["exit_code"] = explain_error(error, args)
         raise
@@ -58,5 +58,5 @@ def run_with_json(name: str, args: argparse.Namespace) -> int:
     return int(answer["exit_code"])
 
 
-def _read(path: Path | None) -> Any:
+def _read_answer(path: Path | None) -> Any:
     return None if path is None else json.loads(path.read_text(encoding="utf-8"))

@@ -157,7 +157,7 @@ def _collect(args: argparse.Namespace) -> int:
 
     path, notes = collect(args.dump, args.output or PACK, _script_arguments(args), added=args.env, key=read_key(args.key_file))
     print(f"Pack: {path}")
-    _say("note", notes)
+    _print_remarks("note", notes)
     return 0
 
 
@@ -268,8 +268,8 @@ def _say_ranks(found: Ranks, top: int) -> None:
     if harmless:
         print(f"  {harmless} harmless difference{'' if harmless == 1 else 's'}")
     if found.matter:
-        _say("cannot tell", found.missing)
-    _say("note", found.notes)
+        _print_remarks("cannot tell", found.missing)
+    _print_remarks("note", found.notes)
 
 
 def _checkpoints(args: argparse.Namespace) -> int:
@@ -334,7 +334,7 @@ def _say_logs(found: LogComparison, sides: tuple[str, str], top: int) -> None:
         print(one_line(f"written: {path}"))
 
 
-def _say(word: str, texts: Iterable[str]) -> None:
+def _print_remarks(word: str, texts: Iterable[str]) -> None:
     from msprobe_engine.core.log import one_line
 
     for text in texts:

@@ -12,7 +12,7 @@ from typing import Any
 
 from msprobe_engine.config.launch_scripts.static_values import Found
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.text.words import cut, some
+from msprobe_engine.core.text.words import shorten_text, some
 
 MAX_VALUES = 20_000
 MAX_DEPTH = 30
@@ -297,4 +297,4 @@ def _source(node: ast.expr) -> str:
         text = " ".join(ast.unparse(node).split())
     except (RecursionError, ValueError):
         return "..."
-    return cut(text, 200)
+    return shorten_text(text, 200)

@@ -170,14 +170,14 @@ def _join_launch(owners: Path, key: str, name: str, first: int, goes_on: bool) -
         directory = _find_launch(owners, key)
         if directory is not None:
             with contextlib.suppress(FileNotFoundError):
-                return (directory, *_take(owners, directory / name))
+                return (directory, *_lock_slot(owners, directory / name))
             continue
-        with _locked(owners):
+        with _hold_lock(owners):
             if _find_launch(owners, key) is None:
                 number, who = _find_free_number(owners, first, goes_on)
                 directory = owners / f"{number}-{key}"
                 directory.mkdir(DIRECTORY_MODE)
-                fd, holder = _take(owners, directory / name)
+                fd, holder = _lock_slot(owners, directory / name)
                 return directory, fd, who or holder
     raise Undecided(f"{owners} changes all the time")
 
@@ -257,7 +257,7 @@ def _holder(fd: int) -> str:
     return where if runs else ""
 
 
-def _take(owners: Path, path: Path) -> tuple[int, str]:
+def _lock_slot(owners: Path, path: Path) -> tuple[int, str]:
     """The file of this process, locked; or -1 and who has it.
 
     Raises:
@@ -268,7 +268,7 @@ def _take(owners: Path, path: Path) -> tuple[int, str]:
         try:
             who = _holder(fd)
             if who:
-                with _locked(owners):  # nobody only looks whether the file is held
+                with _hold_lock(owners):  # nobody only looks whether the file is held
                     who = _holder(fd)
             if who:
                 os.close(fd)
@@ -281,7 +281,7 @@ def _take(owners: Path, path: Path) -> tuple[int, str]:
             os.close(fd)
             raise
         os.close(fd)
-        with _locked(owners), contextlib.suppress(FileNotFoundError):  # a child of a dead process has its lock: a new file is needed
+        with _hold_lock(owners), contextlib.suppress(FileNotFoundError):  # a child of a dead process has its lock: a new file is needed
             again = open_regular(path, os.O_RDWR)
             try:
                 if not _holder(again):
@@ -303,7 +303,7 @@ _depth = 0
 
 
 @contextlib.contextmanager
-def _locked(owners: Path, patience: float = PATIENCE) -> Iterator[None]:
+def _hold_lock(owners: Path, patience: float = PATIENCE) -> Iterator[None]:
     """Nobody else looks for a place meanwhile. May be entered again by the process that has it.
 
     Raises:
@@ -371,7 +371,7 @@ def _leave(root: Path, slot: Path, fd: int) -> None:
             os.unlink(slot)
         with contextlib.suppress(OSError):
             os.rmdir(slot.parent)
-        with _locked(owners, 1.0):
+        with _hold_lock(owners, 1.0):
             if os.listdir(owners) == [_LOCK]:
                 os.unlink(owners / _LOCK)
                 os.rmdir(owners)

@@ -40,7 +40,7 @@ class FilePart(io.RawIOBase):
     def __init__(self, file: BinaryIO, start: int, length: int, *, owned: bool = False) -> None:
         self._file, self._start, self._length, self._at, self._owned = file, start, max(0, length), 0, owned
 
-    def _taken(self, at: int, count: int) -> bytes:
+    def _read_at(self, at: int, count: int) -> bytes:
         self._file.seek(self._start + at)
         return self._file.read(count) if count else b""
 
@@ -55,7 +55,7 @@ class FilePart(io.RawIOBase):
         return self._at
 
     def readinto(self, room: Any) -> int:
-        data = self._taken(self._at, max(0, min(len(room), self._length - self._at)))
+        data = self._read_at(self._at, max(0, min(len(room), self._length - self._at)))
         room[: len(data)] = data
         self._at += len(data)
         return len(data)

@@ -56,7 +56,7 @@ def plain_tag(name: str, tag: str) -> str:
     return _TAG_RANK.sub("", tag.removeprefix(f"{name}/"))
 
 
-def squashed(name: str) -> str:
+def shorten_name(name: str) -> str:
     """The short form of a parameter or module tensor name, or the name itself: from ``layers.``, ``embedding.``, ``final``, ``output``
     or ``norm`` on. The place of a module tensor (``.output_0``) is no part of the module's name."""
     module, place = match.groups() if (match := _PLACE.fullmatch(name)) is not None else (name, "")
@@ -99,7 +99,7 @@ class Names:
         return families
 
     def _add(self, names: Iterable[str]) -> None:
-        short = {name: squashed(name) for name in names}
+        short = {name: shorten_name(name) for name in names}
         wanted: dict[str, int] = {}
         for text in short.values():
             wanted[text] = wanted.get(text, 0) + 1

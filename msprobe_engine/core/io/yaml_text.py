@@ -98,7 +98,7 @@ def parse_yaml(text: str) -> Any:
     Raises:
         TextError: it is none, or beyond the limits; line and column are said where PyYAML knows them.
     """
-    return _loaded(text, _UniqueKeyLoader)[-1]
+    return _load_documents(text, _UniqueKeyLoader)[-1]
 
 
 def parse_foreign_yaml(text: str) -> list[Any]:
@@ -106,10 +106,10 @@ def parse_foreign_yaml(text: str) -> list[Any]:
 
     Of equal keys the last counts, and unknown tags stay as text, as those programs have it.
     """
-    return _loaded(text, _ForeignLoader)
+    return _load_documents(text, _ForeignLoader)
 
 
-def _loaded(text: str, loader: type[_BoundedLoader]) -> list[Any]:
+def _load_documents(text: str, loader: type[_BoundedLoader]) -> list[Any]:
     try:
         documents = list(yaml.load_all(text, Loader=loader)) if loader is _ForeignLoader else [yaml.load(text, Loader=loader)]
         values = _count(documents, {}, 0)

@@ -127,7 +127,7 @@ class MetricsServer:
             raise SinkError(f"prometheus sink: port {port} is not a port (0 to 65535); sinks.prometheus.port + local rank must stay below")
         self._context = _tls(cert, key)
         self._choose = choose
-        self._listener = _listen(address, port)
+        self._listener = _open_listener(address, port)
         bound: tuple[Any, ...] = self._listener.getsockname()
         self._names = known_names(address, bound[0], hosts)
         self.port: int = bound[1]
@@ -153,7 +153,7 @@ class MetricsServer:
         try:
             with selectors.DefaultSelector() as selector:
                 while not self._stop.is_set():
-                    self._turn(selector)
+                    self._serve_once(selector)
         except Exception as error:
             if not self._stop.is_set():
                 said = "prometheus sink: the endpoint ends for a fault of its own (%s: %s); training goes on without it"
@@ -164,7 +164,7 @@ class MetricsServer:
             self._open, self.connections = [], 0
             self._listener.close()
 
-    def _turn(self, selector: selectors.BaseSelector) -> None:
+    def _serve_once(self, selector: selectors.BaseSelector) -> None:
         now = time.monotonic()
         self._watch_listener(selector, now)
         newcomer = False
@@ -321,7 +321,7 @@ def _takes_gzip(connection: _Connection) -> bool:
     return connection.request is not None and gzip_accepted(connection.request.accept_encoding)
 
 
-def _listen(address: str, port: int) -> socket.socket:
+def _open_listener(address: str, port: int) -> socket.socket:
     family = socket.AF_INET
     with contextlib.suppress(OSError):
         family = socket.getaddrinfo(address, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0][0]

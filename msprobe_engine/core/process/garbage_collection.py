@@ -20,14 +20,14 @@ class StepCollection:
     def __init__(self) -> None:
         self._before: tuple[int, int, int] | None = None
 
-    def begin(self) -> None:
+    def raise_threshold(self) -> None:
         """A step begins (or goes on)."""
         now = gc.get_threshold()
         if self._before is None and gc.isenabled() and 0 < now[0] < THRESHOLD:
             self._before = now
             gc.set_threshold(THRESHOLD, *now[1:])
 
-    def end(self) -> None:
+    def restore_threshold(self) -> None:
         """The step is over. Thresholds that somebody else has set meanwhile stay."""
         before, self._before = self._before, None
         if before is not None and gc.get_threshold() == (THRESHOLD, *before[1:]):

@@ -14,7 +14,7 @@ from msprobe_engine.core.settings.tree import keys_of, written_out
 _FORM = re.compile(r"\s*([A-Za-z_]\w*(?:\.[A-Za-z_]\w*)*)\s*=(.*)", re.DOTALL)
 
 
-def changed(node: Any, changes: Sequence[str], source: str) -> Any:
+def apply_changes(node: Any, changes: Sequence[str], source: str) -> Any:
     """`node`, the content of a settings file, with the changes made; `node` itself stays as it is.
 
     Args:
@@ -32,11 +32,11 @@ def changed(node: Any, changes: Sequence[str], source: str) -> Any:
             value = parse_yaml(match[2])
         except TextError as error:
             raise SettingsError(f"'{change}': the value is not YAML: {error}") from None
-        node = _set(node, match[1].split("."), value, change, source, ProbeSettings)
+        node = _set_value(node, match[1].split("."), value, change, source, ProbeSettings)
     return node
 
 
-def _set(node: Any, path: Sequence[str], value: Any, change: str, source: str, section: type[Any] | None) -> Any:
+def _set_value(node: Any, path: Sequence[str], value: Any, change: str, source: str, section: type[Any] | None) -> Any:
     """`section`: of the settings tree, where `node` is one; what stands there in short (``tensorboard: true``) is written out first."""
     if not path:
         return value
@@ -48,5 +48,5 @@ def _set(node: Any, path: Sequence[str], value: Any, change: str, source: str, s
     if key is not None and key.section is not None and len(path) > 1:
         before = written_out(key, before)
     below = None if key is None or key.many else key.section
-    inner[path[0]] = _set(before, path[1:], value, change, source, below)
+    inner[path[0]] = _set_value(before, path[1:], value, change, source, below)
     return inner

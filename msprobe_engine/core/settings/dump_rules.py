@@ -9,7 +9,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.existing import online
 from msprobe_engine.core.settings.schema import DumpSettings, FreeBenchmarkSettings, LoadSettings
-from msprobe_engine.core.settings.tree import Report, join, show
+from msprobe_engine.core.settings.tree import Report, format_value, join
 
 _EXAMPLE = "Module.layers.0.mlp.MLP.forward.0"
 
@@ -36,10 +36,12 @@ def _load(load: LoadSettings, path: str, report: Report) -> None:
     for i, name in enumerate(load.modules):
         parsed = names.parse(name)
         if not isinstance(parsed, names.ModuleName) or parsed.kind != "Module" or parsed.direction != names.FORWARD:
-            report.error(join(path, f"modules[{i}]"), f"{show(name)} is no forward call of a module; allowed: names like '{_EXAMPLE}'")
+            report.error(
+                join(path, f"modules[{i}]"), f"{format_value(name)} is no forward call of a module; allowed: names like '{_EXAMPLE}'"
+            )
     for name, count in Counter(load.modules).items():
         if count > 1:
-            report.error(join(path, "modules"), f"{show(name)} is there {count} times; name it once")
+            report.error(join(path, "modules"), f"{format_value(name)} is there {count} times; name it once")
     _directory(load.path, join(path, "path"), report)
 
 
@@ -47,7 +49,7 @@ def _directory(value: str, path: str, report: Report) -> None:
     if not value:
         report.error(path, "is missing; give the dump_path of the run that saved the tensors")
     elif not os.path.isdir(value):
-        report.error(path, f"{show(value)} is no directory; give the dump_path of an earlier run")
+        report.error(path, f"{format_value(value)} is no directory; give the dump_path of an earlier run")
 
 
 def _bench(dump: DumpSettings, section: str, report: Report) -> None:
@@ -67,17 +69,18 @@ def _free_benchmark(dump: DumpSettings, section: str, report: Report) -> None:
     """Combinations that the existing tool refuses too."""
     free, path = dump.free_benchmark or FreeBenchmarkSettings(), join(section, "free_benchmark")
     if dump.level != "L1":
-        report.error(join(section, "level"), f"task 'free_benchmark' looks at calls of APIs; allowed: 'L1', not {show(dump.level)}")
+        report.error(join(section, "level"), f"task 'free_benchmark' looks at calls of APIs; allowed: 'L1', not {format_value(dump.level)}")
     if (free.pert_mode == "to_cpu") != (free.fuzz_device == "cpu"):
         report.error(
-            join(path, "fuzz_device"), f"{show(free.fuzz_device)} with pert_mode {show(free.pert_mode)}; 'cpu' belongs to 'to_cpu' alone"
+            join(path, "fuzz_device"),
+            f"{format_value(free.fuzz_device)} with pert_mode {format_value(free.pert_mode)}; 'cpu' belongs to 'to_cpu' alone",
         )
     if free.handler_type != "fix":
         return
     if free.pert_mode not in ("improve_precision", "to_cpu"):
-        report.error(join(path, "pert_mode"), f"{show(free.pert_mode)} cannot be a fix; allowed: 'improve_precision', 'to_cpu'")
+        report.error(join(path, "pert_mode"), f"{format_value(free.pert_mode)} cannot be a fix; allowed: 'improve_precision', 'to_cpu'")
     if free.fuzz_stage != "forward":
-        report.error(join(path, "fuzz_stage"), f"{show(free.fuzz_stage)} with handler_type 'fix'; allowed: 'forward'")
+        report.error(join(path, "fuzz_stage"), f"{format_value(free.fuzz_stage)} with handler_type 'fix'; allowed: 'forward'")
     if free.if_preheat:
         report.error(join(path, "if_preheat"), "true with handler_type 'fix', which has no thresholds to learn; leave it out")
 
@@ -109,5 +112,7 @@ def kernel_api(dump: DumpSettings) -> str:
         raise SettingsError(f"task '{dump.task}' is not possible at level L2, which dumps device kernels; use task 'tensor'")
     name = dump.list[0] if len(dump.list) == 1 else None
     if name is None or not isinstance(names.parse(name), names.ApiName):
-        raise SettingsError(f"list: {show(list(dump.list))}: level L2 needs exactly one full API name, like 'Functional.linear.0.backward'")
+        raise SettingsError(
+            f"list: {format_value(list(dump.list))}: level L2 needs exactly one full API name, like 'Functional.linear.0.backward'"
+        )
     return name

@@ -73,13 +73,13 @@ class HotSwitch:
         if state is None or state == self._seen:
             return None
         self._seen = state
-        read = self._read()
+        read = self._reread_settings()
         if read == self._settings:
             return None
         self._settings = read
         return read
 
-    def _read(self) -> ProbeSettings:
+    def _reread_settings(self) -> ProbeSettings:
         before = self._settings.dump
         assert before is not None
         try:

@@ -12,11 +12,11 @@ from msprobe_engine.core import log, names
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.process.variables import warn_unknown_variables
 from msprobe_engine.core.settings import dump_rules, text, tree
-from msprobe_engine.core.settings.changes import changed
+from msprobe_engine.core.settings.changes import apply_changes
 from msprobe_engine.core.settings.existing import config_json, grad_probe, monitor_config
 from msprobe_engine.core.settings.expressions import element_problem, place_problem
 from msprobe_engine.core.settings.schema import DumpSettings, GradProbeSettings, ProbeSettings
-from msprobe_engine.core.settings.tree import Report, join, show
+from msprobe_engine.core.settings.tree import Report, format_value, join
 
 KINDS = ("probe", "dump", "monitor")
 """``probe``: this project's tree; ``dump``: the existing ``config.json``; ``monitor``: the existing ``monitor_config.json``."""
@@ -64,10 +64,10 @@ def read_settings(
         raise SettingsError(f"kind: '{kind}' is not allowed; allowed: {', '.join(KINDS)}")
     given = {name: value for name, value in overrides.items() if value is not None}
     source, node = _content(path, bool(given) or kind is not None)
-    node = changed(node, changes, source)
+    node = apply_changes(node, changes, source)
     report = tree.Report(f"{source} with {', '.join(change.strip()[:100] for change in changes)}" if changes else source)
     kind = kind or ("dump" if not node and given and path is None else recognise(node))
-    if kind == "dump" and grad_probe.asked(node, given):
+    if kind == "dump" and grad_probe.is_grad_probe(node, given):
         settings = grad_probe.grad_probe_settings(node, report)
     elif kind == "dump":
         settings = config_json.dump_settings(grad_probe.other_task(node, given), report)
@@ -95,7 +95,7 @@ def _content(path: str | Path | Mapping[str, Any] | None, may_be_empty: bool) ->
     if path is None:
         raise SettingsError("no settings were given: pass a file, or name one in the environment variable MSPROBE_CONFIG")
     if not isinstance(path, (str, Path)):
-        raise SettingsError(f"settings: a file name or a mapping is expected, not {tree.show(path)} ({tree.type_name(path)})")
+        raise SettingsError(f"settings: a file name or a mapping is expected, not {tree.format_value(path)} ({tree.type_name(path)})")
     node = text.read_file(Path(path))
     return str(path), {} if node is None else node
 
@@ -140,13 +140,14 @@ def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -
     if settings.monitor is not None:
         for i, pattern in enumerate(settings.monitor.collective_sites):
             if flaw := place_problem(pattern):
-                report.error(f"monitor.collective_sites[{i}]", f"{show(pattern)} {flaw}")
+                report.error(f"monitor.collective_sites[{i}]", f"{format_value(pattern)} {flaw}")
     if settings.dump is not None:
         settings = replace(settings, dump=_dump(settings.dump, dump_section, report))
     if settings.redact and settings.dump is not None and settings.dump.level == "L2":
         report.error(
             "redact",
-            f"{show(list(settings.redact))} at level L2, whose files the device writes itself; use another level or leave out redact",
+            f"{format_value(list(settings.redact))} at level L2, whose files the device writes itself; "
+            "use another level or leave out redact",
         )
     if settings.grad_probe is not None:
         grad_probe.check(settings.grad_probe, report)
@@ -167,22 +168,24 @@ def check(settings: ProbeSettings, report: Report, dump_section: str = "dump") -
 def _dump(dump: DumpSettings, section: str, report: Report) -> DumpSettings:
     if len(dump.scope) not in (0, 2):
         report.error(
-            join(section, "scope"), f"{show(list(dump.scope))} is not allowed; allowed: [] or two names, the first and the last record"
+            join(section, "scope"),
+            f"{format_value(list(dump.scope))} is not allowed; allowed: [] or two names, the first and the last record",
         )
     elif dump.level != "debug":
         for i, name in enumerate(dump.scope):
             if wrong := problem(name, dump.level):
-                report.error(join(section, f"scope[{i}]"), f"{show(name)} {wrong}")
+                report.error(join(section, f"scope[{i}]"), f"{format_value(name)} {wrong}")
     for key, elements in (("list", dump.list), ("tensor_list", dump.tensor_list)):
         for i, element in enumerate(elements):
             if flaw := element_problem(element):
-                report.error(join(section, f"{key}[{i}]"), f"{show(element)} {flaw}")
+                report.error(join(section, f"{key}[{i}]"), f"{format_value(element)} {flaw}")
     for i, cut in enumerate(dump.slice):
         if cut.end is not None and (cut.begin < 0) == (cut.end < 0) and cut.begin >= cut.end:
             report.error(join(section, f"slice[{i}].end"), f"{cut.end} is not behind begin {cut.begin}: nothing would be left")
     if "all" in dump.data_mode and len(dump.data_mode) > 1:
         report.error(
-            join(section, "data_mode"), f"{show(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']"
+            join(section, "data_mode"),
+            f"{format_value(list(dump.data_mode))}: 'all' stands alone; leave it out to choose, or write ['all']",
         )
     if not dump.data_mode:
         dump = replace(dump, data_mode=("all",))

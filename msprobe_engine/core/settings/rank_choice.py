@@ -48,7 +48,7 @@ def ranks_of(choice: Any, argv: Sequence[str] | None = None) -> tuple[int, ...] 
     Raises:
         SettingsError: it is no choice, or how the ranks are laid out is not known.
     """
-    wanted, sizes = _parsed({"dp": 0} if choice == ONE_REPLICA else choice)
+    wanted, sizes = _parse_axes({"dp": 0} if choice == ONE_REPLICA else choice)
     world = number_of(WORLD_SIZE)
     if world is None:
         return None
@@ -64,7 +64,7 @@ def ranks_of(choice: Any, argv: Sequence[str] | None = None) -> tuple[int, ...] 
     return tuple(rank for rank in range(world) if layout.is_at(rank, wanted, one_replica=choice == ONE_REPLICA))
 
 
-def _parsed(choice: Any) -> tuple[dict[str, set[int]], dict[str, int] | None]:
+def _parse_axes(choice: Any) -> tuple[dict[str, set[int]], dict[str, int] | None]:
     """Numbers by axis (or the size of a sample), and the sizes of the axes where they are told."""
     if choice == FIRST_OF_NODE:
         return {}, None

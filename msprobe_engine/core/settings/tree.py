@@ -83,7 +83,7 @@ class Report:
 
     def wrong(self, path: str, value: Any, allowed: str) -> Any:
         """Note a value that is not allowed."""
-        return self.error(path, f"{show(value)} ({type_name(value)}) is not allowed; allowed: {allowed}")
+        return self.error(path, f"{format_value(value)} ({type_name(value)}) is not allowed; allowed: {allowed}")
 
     def unknown(self, path: str, name: Any, known: Iterable[str], what: str = "key") -> Any:
         """Note an unknown name, with the nearest known one."""
@@ -117,7 +117,7 @@ def likeness(name: Any, known: Iterable[str]) -> float:
 
 def join(path: str, name: Any) -> str:
     """Key path of `name` below `path`; names that would break a line are shown escaped."""
-    text = name if isinstance(name, str) and name.isprintable() and name and len(name) <= 100 else show(name)
+    text = name if isinstance(name, str) and name.isprintable() and name and len(name) <= 100 else format_value(name)
     return f"{path}.{text}" if path else text
 
 
@@ -125,7 +125,7 @@ _short = reprlib.Repr()
 _short.maxlevel, _short.maxlist, _short.maxtuple, _short.maxdict, _short.maxstring, _short.maxother = 4, 8, 8, 8, 80, 80
 
 
-def show(value: Any) -> str:
+def format_value(value: Any) -> str:
     """A value for a message: short, one line, printable whatever it is."""
     try:
         # a YAML file of a few lines can hold a list whose full text would fill the memory
@@ -206,7 +206,7 @@ def convert(key: Key, value: Any, path: str, report: Report) -> Any:
     if not key.many:
         return _single(key, value, path, report)
     if not isinstance(value, (list, tuple)):
-        hint = f" (for one item write [{show(value)}])" if isinstance(value, (str, int, float)) else ""
+        hint = f" (for one item write [{format_value(value)}])" if isinstance(value, (str, int, float)) else ""
         return report.wrong(path, value, key.allowed + hint)
     items = [_single(key, item, f"{path}[{i}]", report) for i, item in enumerate(value)]
     return BAD if any(item is BAD for item in items) else tuple(items)
@@ -283,9 +283,9 @@ def _chosen_ranks(value: Any, path: str, report: Report) -> Any:
     except SettingsError as error:
         return report.error(path, str(error))
     if ranks is None:
-        report.warning(path, f"{show(value)} stands for all ranks here, because no launcher says how many there are (WORLD_SIZE)")
+        report.warning(path, f"{format_value(value)} stands for all ranks here, because no launcher says how many there are (WORLD_SIZE)")
     elif not ranks:
-        return report.error(path, f"{show(value)} stands for no rank of this job")
+        return report.error(path, f"{format_value(value)} stands for no rank of this job")
     return ranks or ()
 
 
@@ -302,14 +302,14 @@ def _free(value: Any, path: str, report: Report) -> Any:
         if isinstance(node, Mapping):
             for key in node:
                 if not isinstance(key, str):
-                    raise SettingsError(f"the key {show(key)} ({type_name(key)}) is not allowed; allowed: strings")
+                    raise SettingsError(f"the key {format_value(key)} ({type_name(key)}) is not allowed; allowed: strings")
             return {key: copy(child, depth + 1) for key, child in node.items()}
         if isinstance(node, (list, tuple)):
             return [copy(child, depth + 1) for child in node]
         if node is None or isinstance(node, (bool, int, float, str)):
             return node
         raise SettingsError(
-            f"{show(node)} ({type_name(node)}) is not allowed; allowed: strings, numbers, true, false, null, lists, mappings"
+            f"{format_value(node)} ({type_name(node)}) is not allowed; allowed: strings, numbers, true, false, null, lists, mappings"
         )
 
     try:

@@ -1,6 +1,6 @@
 """Whole columns of statistics rows: one numpy array per statistic instead of one `Statistics` object per tensor.
 
-The values are those of `msprobe_engine.core.statistics.rows.read`, with NaN where `read` gives None.
+The values are those of `msprobe_engine.core.statistics.rows.read_row`, with NaN where it gives None.
 """
 
 from __future__ import annotations

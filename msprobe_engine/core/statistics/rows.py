@@ -204,7 +204,7 @@ class Statistics(NamedTuple):
         return None if self.norm is None else self.norm / math.sqrt(self.count)
 
 
-def read(row: npt.NDArray[np.float64]) -> Statistics:
+def read_row(row: npt.NDArray[np.float64]) -> Statistics:
     """The statistics of one row ([16] float64)."""
     words = row.view(np.int64)
     count, nans, pos, neg = (int(words[w]) for w in (COUNT, NANS, POS_INF, NEG_INF))

@@ -24,7 +24,7 @@ def numbers_in(ranges: Sequence[str]) -> int:
     return sum(int(last or first) - int(first) + 1 for first, _, last in (one.partition("-") for one in ranges))
 
 
-def listed(numbers: Iterable[int]) -> str:
+def format_ranges(numbers: Iterable[int]) -> str:
     """``0-3, 8``: all of them."""
     return ", ".join(ranges_of(sorted(numbers)))
 

@@ -25,7 +25,7 @@ class Sentence(str):
 
     def __new__(cls, template: str, *arguments: object) -> Sentence:
         given = tuple(one if isinstance(one, Sentence) else str(one) for one in arguments)
-        made = super().__new__(cls, filled(template, given))
+        made = super().__new__(cls, fill_template(template, given))
         made.template = template
         made.arguments = given
         return made
@@ -37,13 +37,13 @@ class Sentence(str):
         return (self.template, *self.arguments)
 
 
-def filled(template: str, arguments: Iterable[str]) -> str:
+def fill_template(template: str, arguments: Iterable[str]) -> str:
     """A template with its arguments in their places; what looks like a place in an argument is none."""
     given = list(arguments)
     return _PLACE.sub(lambda found: given[int(found[1])], template)
 
 
-def joined(separator: str, parts: Iterable[object]) -> Sentence:
+def join_sentences(separator: str, parts: Iterable[object]) -> Sentence:
     """Parts after each other, in any language; nested as deep as the logarithm of their number, because pages say them part by part."""
     made = list(parts)
     while len(made) > 1:

@@ -106,7 +106,7 @@ def argument_text(code: str, function: str, place: int | str, method: bool = Fal
     for node in _nodes(code):
         if sign is not None and isinstance(node, ast.BinOp) and isinstance(node.op, sign) and function.startswith("__"):
             reflected = function.startswith("__r")
-            found.add(_shown(node.right if (place == 1) != reflected else node.left))
+            found.add(_format_expression(node.right if (place == 1) != reflected else node.left))
         elif isinstance(node, ast.Call) and not any(isinstance(one, ast.Starred) for one in node.args):
             found.add(_of_call(node, function, place - 1 if method and isinstance(place, int) else place))
     found.discard("")
@@ -118,13 +118,13 @@ def _of_call(node: ast.Call, function: str, place: int | str) -> str:
     if called != function:
         return ""
     if place == -1:
-        return _shown(node.func.value) if isinstance(node.func, ast.Attribute) else ""
+        return _format_expression(node.func.value) if isinstance(node.func, ast.Attribute) else ""
     if isinstance(place, str):
-        return next((_shown(one.value) for one in node.keywords if one.arg == place), "")
-    return _shown(node.args[place]) if 0 <= place < len(node.args) else ""
+        return next((_format_expression(one.value) for one in node.keywords if one.arg == place), "")
+    return _format_expression(node.args[place]) if 0 <= place < len(node.args) else ""
 
 
-def _shown(node: ast.expr) -> str:
+def _format_expression(node: ast.expr) -> str:
     """The text of an expression that names something and is short enough to be shown; else ""."""
     if node.end_lineno != node.lineno or (node.end_col_offset or 0) - node.col_offset > _LONGEST_WRITTEN:
         return ""

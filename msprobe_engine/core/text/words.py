@@ -10,7 +10,7 @@ def some(items: Sequence[object], most: int = 8) -> str:
     return ", ".join(map(str, items[:most])) + (f" and {len(items) - most:,} more" if len(items) > most else "")
 
 
-def cut(text: str, most: int = 60) -> str:
+def shorten_text(text: str, most: int = 60) -> str:
     """The beginning of a text that is too long for a line."""
     return text if len(text) <= most else f"{text[: most - 3]}..."
 

@@ -8,7 +8,7 @@ from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.find.checkpoint.tensor_result import (
     BITS,
     CRC,
@@ -202,7 +202,7 @@ class Result:
                 parts.append(Sentence("{0} only in {1}", counted(len(names), "tensor"), side))
         if self.unknown:
             parts.append(Sentence("{0} could not be compared whole", counted(len(self.unknown), "tensor")))
-        return Sentence("different: {0}", joined(", ", parts)) + self._beside()
+        return Sentence("different: {0}", join_sentences(", ", parts)) + self._beside()
 
     def _beyond_weights(self) -> str:
         """Said where the weights are equal and something else is not."""
@@ -228,7 +228,7 @@ class Result:
                 grounds.append(text if count == len(by) else Sentence("{0} {1}", count, text))
         if within:
             grounds.append(Sentence("{0} within atol {1}, rtol {2}", within, f"{self.atol:g}", f"{self.rtol:g}"))
-        return joined(", ", grounds)
+        return join_sentences(", ", grounds)
 
     def _beside(self) -> str:
         left = sum(len(part.names) for part in self.not_compared)

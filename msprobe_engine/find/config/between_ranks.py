@@ -14,7 +14,7 @@ from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import known_terms
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY, SEVERITIES
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, short
 from msprobe_engine.find.config.environment import of_job
@@ -50,7 +50,7 @@ class Deviation:
 
     def sentence(self) -> str:
         """One line for a console."""
-        where = f"node {', '.join(self.nodes)} (rank {listed(self.ranks)})" if self.nodes else f"rank {listed(self.ranks)}"
+        where = f"node {', '.join(self.nodes)} (rank {format_ranges(self.ranks)})" if self.nodes else f"rank {format_ranges(self.ranks)}"
         return f"{where}: {self.sheet} {self.name} is {short(self.value)}, {short(self.others)} elsewhere; {self.why}"
 
 
@@ -93,7 +93,7 @@ class Ranks:
             return f"No difference that matters between {where}."
         odd = sorted({rank for one in self.matter for rank in one.ranks})
         things = f"{len(self.matter)} thing{'' if len(self.matter) == 1 else 's'}"
-        return f"Of {where}, rank {listed(odd)} {'differs' if len(odd) == 1 else 'differ'} from the others in {things}."
+        return f"Of {where}, rank {format_ranges(odd)} {'differs' if len(odd) == 1 else 'differ'} from the others in {things}."
 
     def as_json(self) -> dict[str, Any]:
         """JSON-ready."""
@@ -165,7 +165,7 @@ def _missing(side: PackSide, ranks: tuple[int, ...]) -> list[str]:
     """Ranks of the job that have written nothing, or not what others have."""
     expected = side.world_size
     absent = [] if expected is None else sorted(set(range(min(expected, MOST_RANKS))) - set(ranks))
-    out = [f"the job has {expected} ranks, and rank {listed(absent)} has written nothing"] if absent else []
+    out = [f"the job has {expected} ranks, and rank {format_ranges(absent)} has written nothing"] if absent else []
     parts = {word: set(side.pack.by_rank(part)) for part, word in _PARTS.items()}
     for part in (WEIGHTS, DATASET):
         wrote = [{rank for _, rank in found} for found in (side.pack.existing(part), side.pack.by_step(part))]
@@ -173,7 +173,7 @@ def _missing(side: PackSide, ranks: tuple[int, ...]) -> list[str]:
     for word, having in parts.items():
         without = sorted(set(ranks) - having)
         if having and without:
-            out.append(f"rank {listed(without)} has written no {word}, which others have")
+            out.append(f"rank {format_ranges(without)} has written no {word}, which others have")
     return out
 
 

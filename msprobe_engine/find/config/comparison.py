@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, SEVERITIES, WARNING
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.find.config.difference import CHECKERS, RANDOM, SYSTEM, Difference, Sheet, in_order
 
 FORMAT = 1
@@ -152,7 +152,7 @@ def headline(found: Comparison, lines: Mapping[str, int] | None = None) -> Sente
     worst = found.differences[0]
     first = f"{worst.name} {worst.values}" if worst.values else f"{worst.sheet} {worst.name}"
     end = Sentence("; {0} harmless", harmless) if harmless else ""
-    return Sentence("The configurations differ: {0}; {1}{2}.", first, joined(", ", parts), end)
+    return Sentence("The configurations differ: {0}; {1}{2}.", first, join_sentences(", ", parts), end)
 
 
 def _in_lines(differences: int, lines: int) -> str:

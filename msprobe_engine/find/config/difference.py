@@ -8,9 +8,9 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.core.text.words import cut
+from msprobe_engine.core.text.words import shorten_text
 
 ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM = "env", "pip", "dataset", "weights", "hyperparameters", "random", "system"
 CHECKERS = (ENV, PIP, DATASET, WEIGHTS, SETTINGS, RANDOM, SYSTEM)
@@ -116,7 +116,9 @@ class Difference:
         """One line for a console."""
         alone = self.bench_name in (self.cmp_name, "", ONLY_CMP) or self.cmp_name in ("", ONLY_BENCH)
         name = self.name if alone else f"{self.cmp_name} / {self.bench_name}"
-        at = "".join((f", step {listed(self.steps)}" if self.steps else "", f", rank {listed(self.ranks)}" if self.ranks else ""))
+        at = "".join(
+            (f", step {format_ranges(self.steps)}" if self.steps else "", f", rank {format_ranges(self.ranks)}" if self.ranks else "")
+        )
         return Sentence("{0}: {1}{2}", self.sheet, f"{name}{at}{': ' if self.bench or self.cmp else '; '}", self.reason())
 
     def reason(self) -> str:
@@ -218,7 +220,7 @@ def folded(differences: Iterable[Difference]) -> list[Difference]:
 
 def short(text: str, longest: int = 80) -> str:
     """A value that fits into a line."""
-    return cut(text or "not set", longest)
+    return shorten_text(text or "not set", longest)
 
 
 T = TypeVar("T")

@@ -15,7 +15,7 @@ from msprobe_engine.config.settings.normalize import Several
 from msprobe_engine.config.settings.side import NOT_KNOWN, PackSettings, Setting
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.find.config.difference import NO_RANK
 from msprobe_engine.find.config.tensors import Place, Tensors, flat_tags
 from msprobe_engine.formats.pack import entries
@@ -275,7 +275,7 @@ def _missing_of(side: PackSide) -> list[str]:
         if part == "env" and side.world_size is None:  # of the command line: the entry of the existing tool
             wanted = set()
         if absent := sorted(wanted - pack.by_rank(part).keys()):
-            found.append(f"there is no entry of {part} of rank {listed(absent)}")
+            found.append(f"there is no entry of {part} of rank {format_ranges(absent)}")
     needed = [entries.ENV, entries.PIP] if 0 in ranks else []
     needed += [entries.DYNAMIC] if 0 in pack.by_rank("hyperparameters") else []
     needed += [entries.STATIC_SETTINGS] if entries.STATIC in pack else []

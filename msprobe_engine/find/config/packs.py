@@ -14,8 +14,8 @@ from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings.side import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
-from msprobe_engine.core.text.ranges import listed
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.ranges import format_ranges
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.core.text.words import some
 from msprobe_engine.find.config import completeness, difference
 from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
@@ -91,7 +91,8 @@ class _Work:
         if neither and self.only is None and None not in (self.bench.world_size, self.cmp.world_size):
             self.out.notes.append(
                 Sentence(
-                    "neither pack has {0}; ConfigChecker in the program collects that", joined(" and ", (_CONTENT[n] for n in neither))
+                    "neither pack has {0}; ConfigChecker in the program collects that",
+                    join_sentences(" and ", (_CONTENT[n] for n in neither)),
                 )
             )
         if self.only is None:
@@ -235,7 +236,7 @@ class _Work:
                     "the run has {0} ranks, the golden one {1}; ranks {2} are compared",
                     self.cmp.world_size,
                     self.bench.world_size,
-                    listed(mine & theirs),
+                    format_ranges(mine & theirs),
                 )
             )
             return

@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY
 from msprobe_engine.core.redaction import NO_KEY
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import some
 from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, merged, short
@@ -215,7 +215,9 @@ class _Comparison:
             names = ("recorded", "") if side == "bench" else ("", "recorded")
             ranks = {rank for _, rank in mine} - {rank for _, rank in theirs}
             if ranks and not self.other_ranks:
-                why = Sentence("only the {0} side has recorded anything of rank {1}, so it is not compared", SIDES[side], listed(ranks))
+                why = Sentence(
+                    "only the {0} side has recorded anything of rank {1}, so it is not compared", SIDES[side], format_ranges(ranks)
+                )
                 self.sheet.differences.append(
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR)
                 )
@@ -225,7 +227,7 @@ class _Comparison:
                     steps.setdefault(step, set()).add(rank)
             if steps:
                 every = set().union(*steps.values())
-                why = Sentence("only the {0} side has recorded step {1}, so it is not compared", SIDES[side], listed(steps))
+                why = Sentence("only the {0} side has recorded step {1}, so it is not compared", SIDES[side], format_ranges(steps))
                 shown = () if every >= set(self.everyone) else tuple(sorted(every))
                 self.sheet.differences.append(
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=shown, steps=tuple(sorted(steps)), level=ERROR)

@@ -15,7 +15,7 @@ from msprobe_engine.align.frameworks.common_terms import CommonSide, several
 from msprobe_engine.align.mapping.api import function_of
 from msprobe_engine.core import names
 from msprobe_engine.core.io.output_files import write_file
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 
 if TYPE_CHECKING:
@@ -91,7 +91,7 @@ def report_coverage(found: Diagnosis) -> None:
 
 
 def _share(counts: Mapping[str, Sequence[int]]) -> str:
-    return joined(
+    return join_sentences(
         " and ", (Sentence("{0} of {1} records of {2}", f"{some:,}", f"{of:,}", word) for word, (some, of) in counts.items() if of)
     )
 

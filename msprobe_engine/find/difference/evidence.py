@@ -10,7 +10,7 @@ import numpy as np
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.text.ranges import in_short
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.measure import coarse_values, factorize
@@ -204,7 +204,7 @@ def of_step(step: int, divergence: Divergence) -> list[str]:
         if sum(map(len, counts.values())) == 1:
             lines.append(Sentence("A difference begins on rank {0} alone.", *counts.popitem()[1]))
         else:
-            by_rank = joined(", ", (_on_ranks(ranks, number) for number, ranks in counts.items()))
+            by_rank = join_sentences(", ", (_on_ranks(ranks, number) for number, ranks in counts.items()))
             lines.append(Sentence("Places where a difference begins, by rank: {0}", by_rank))
     return lines
 

@@ -11,7 +11,7 @@ import numpy as np
 
 from msprobe_engine.core.dtypes import is_bool, is_not_float, plain_name
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
 from msprobe_engine.find.argument_names import argument_name, called
@@ -146,7 +146,7 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
     if unknown := walker.not_compared(origin.op):
         template = "{0} differs by {1}; {2} could not be compared ({3}), and the rest of what goes in has the same statistics"
         return Sentence(
-            template, place, size, joined(", ", (place_of(side, row) for row in unknown[:_FEW])), _why_unknown(walker, unknown[0])
+            template, place, size, join_sentences(", ", (place_of(side, row) for row in unknown[:_FEW])), _why_unknown(walker, unknown[0])
         )
     if _same_elements(walker, origin.op):
         return Sentence("{0} differs by {1}; what goes in is the same", place, size)

@@ -19,7 +19,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.frameworks.common_terms import CommonSide
 from msprobe_engine.align.parallel.merge_records import origin_of
-from msprobe_engine.core.text.words import cut
+from msprobe_engine.core.text.words import shorten_text
 from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, MISSING, PARAMETER, TAKEN
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.rank_findings import RankFindings
@@ -237,7 +237,7 @@ class RowProjection:
 
     def _argument_text(self, at: int) -> str:
         i, j = int(self.rows[at]), int(self.others[at])
-        return f"argument {cut(repr(self.target.values.get(i)))} against {cut(repr(self.golden.values.get(j)))}"
+        return f"argument {shorten_text(repr(self.target.values.get(i)))} against {shorten_text(repr(self.golden.values.get(j)))}"
 
     def _facts(self, verdicts: RowVerdicts) -> None:
         """What is not the same beside numbers."""

@@ -146,7 +146,7 @@ def _leaf(side: DumpTable, path: Path) -> dict[str, Any] | None:
                 part = rows.empty(1)
                 host_kernel.reduce_into(part, 0, np.asarray(tensor.read(start, min(_BLOCK, tensor.size - start), memory)), index0=start)
                 row = rows.merge(row, part)
-            found = rows.read(row[0])
+            found = rows.read_row(row[0])
             leaf: dict[str, Any] = {**_LEAF, "dtype": _dtype(tensor.dtype, path.name), "shape": list(tensor.shape)}
     except DumpFormatError as error:
         side.say(f"{error}. Compared without it")

@@ -81,7 +81,7 @@ class StepFiles:
             file.write(format_rows([layout.header(self._level, self._bounds, shards), *lines], "\r\n").encode("utf-8-sig"))
 
     def _line(self, gradient: Gradient, row: npt.NDArray[np.float64], shards: bool) -> list[object]:
-        s = _rows.read(row)
+        s = _rows.read_row(row)
         own: list[object] = []
         nan: list[object] = []
         if self._level == "L0":

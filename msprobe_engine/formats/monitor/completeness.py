@@ -20,7 +20,7 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.processes import Process, parse_process
 from msprobe_engine.core.text.ranges import few_ranges, ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.core.text.words import cut, some
+from msprobe_engine.core.text.words import shorten_text, some
 from msprobe_engine.formats.monitor import losses
 from msprobe_engine.formats.monitor.losses import Loss
 from msprobe_engine.formats.monitor.reader import Run
@@ -267,7 +267,7 @@ def _other_settings(run: Run) -> Iterator[str]:
 
 
 def _shown(value: Any) -> str:
-    return cut(json.dumps(value, default=str))
+    return shorten_text(json.dumps(value, default=str))
 
 
 def _steps_of_ranks(runs: list[Run]) -> list[Steps]:

@@ -27,7 +27,7 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.processes import this_process
-from msprobe_engine.core.text.sentences import Sentence, joined
+from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.formats.loss_causes import both, checked, sentences
 
 FILE, ENDING = "losses.json", ".losses.json"
@@ -98,7 +98,7 @@ def said(run: object, name: str, whose: str, loss: Loss) -> Sentence:
         template = "{0}: sink {1} of {2} has lost {3} step, or parts of it (step {4}), with {6} alert{7}"
     elif loss.steps == 1:
         template = "{0}: sink {1} of {2} has lost {3} step, or parts of it (step {4}), with {6} alerts{7}"
-    why = Sentence(": {0}", joined("; ", causes)) if (causes := sentences(loss.why)) else ""
+    why = Sentence(": {0}", join_sentences("; ", causes)) if (causes := sentences(loss.why)) else ""
     return Sentence(template, run, name, whose, f"{loss.steps:,}", loss.first, loss.last, f"{loss.alerts:,}", why)
 
 

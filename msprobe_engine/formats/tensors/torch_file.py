@@ -65,9 +65,9 @@ class _Window(FilePart):
 
     def __init__(self, file: BinaryIO, start: int, length: int) -> None:
         super().__init__(file, start, length)
-        self._head = self._taken(0, min(length, 2 * _END if length <= 2 * _END else _END))
+        self._head = self._read_at(0, min(length, 2 * _END if length <= 2 * _END else _END))
         self._tail_at = max(len(self._head), length - _END)
-        self._tail = self._taken(self._tail_at, length - self._tail_at)
+        self._tail = self._read_at(self._tail_at, length - self._tail_at)
 
     def read(self, size: int | None = -1) -> bytes:
         left = max(0, self._length - self._at)
@@ -77,7 +77,7 @@ class _Window(FilePart):
         elif self._at >= self._tail_at:
             data = self._tail[self._at - self._tail_at : self._at - self._tail_at + count]
         else:
-            data = self._taken(self._at, count)
+            data = self._read_at(self._at, count)
         self._at += len(data)
         return data
 

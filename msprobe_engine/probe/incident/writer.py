@@ -117,7 +117,7 @@ def _samples(frames: Sequence[Frame]) -> Iterator[dict[str, Any]]:
                 "step": frame.step, "rank": frame.rank, "order": order, "family": sample.family, "name": sample.name, "phase": sample.phase,
                 "micro_step": sample.micro_step, "vpp_stage": sample.vpp_stage,
                 "dtype": sample.ref.description.dtype, "shape": list(sample.ref.description.shape), "extra": dict(sample.extra),
-                "statistics": _rows.read(frame.rows[row])._asdict() if row >= 0 else None,
+                "statistics": _rows.read_row(frame.rows[row])._asdict() if row >= 0 else None,
             }  # fmt: skip
 
 
@@ -139,7 +139,7 @@ def _first_nonfinite(frames: Sequence[Frame]) -> dict[str, Any] | None:
         first = rule.first(frame)
         if first is not None:
             name, row = first
-            return {"step": frame.step, "name": name, "statistics": _rows.read(row)._asdict()}
+            return {"step": frame.step, "name": name, "statistics": _rows.read_row(row)._asdict()}
     return None
 
 
@@ -158,7 +158,7 @@ def _worst(frames: Sequence[Frame]) -> list[dict[str, Any]]:
         # rows without a name may be no statistics: histograms hold counts
         named = sorted(((place[row], name, row) for name, row in _names(frame) if row in place), key=lambda item: item[0])
         for _, name, row in named[:WORST]:
-            out.append({"step": frame.step, "name": name, "statistics": _rows.read(frame.rows[row])._asdict()})
+            out.append({"step": frame.step, "name": name, "statistics": _rows.read_row(frame.rows[row])._asdict()})
     return out[:WORST]
 
 

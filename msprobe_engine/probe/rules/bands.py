@@ -27,7 +27,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.records import FAMILIES, Sample
-from msprobe_engine.core.text.words import cut
+from msprobe_engine.core.text.words import shorten_text
 
 VERSION = 1
 MAX_BYTES = 256 << 20
@@ -207,4 +207,4 @@ class _Reader:
         return node
 
     def _wrong(self, where: str, value: Any, allowed: str) -> NoReturn:
-        raise UsageError(f"{self._path}: {where[:200]} = {cut(repr(value))} (file of msprobe monitor learn): expected {allowed}")
+        raise UsageError(f"{self._path}: {where[:200]} = {shorten_text(repr(value))} (file of msprobe monitor learn): expected {allowed}")

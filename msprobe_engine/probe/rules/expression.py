@@ -25,7 +25,7 @@ import numpy as np
 
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import FAMILIES
-from msprobe_engine.core.text.words import cut
+from msprobe_engine.core.text.words import shorten_text
 
 _BLANK = {ord(sign): " " for sign in "\n\r\t\f"}
 LENGTH, NODES, DEPTH = 1000, 200, 20
@@ -338,4 +338,4 @@ def _word(node: ast.AST) -> str:
 
 
 def _short(text: str) -> str:
-    return repr(cut(text))
+    return repr(shorten_text(text))

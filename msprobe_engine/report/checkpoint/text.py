@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable, Sequence
 
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.words import size
 from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, counted, ranked, short_value
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
@@ -155,7 +155,7 @@ def _summary(result: Result) -> list[str]:
 
 def ranges(numbers: Iterable[int]) -> str:
     """``0-3, 7`` of 0, 1, 2, 3, 7."""
-    return listed(numbers) or "-"
+    return format_ranges(numbers) or "-"
 
 
 def _side(which: str, side: SideFacts) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 
 from msprobe_engine.config.severity import CHANGES, ERROR, HARMLESS, MAY, PASS, WARNING, level
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison, headline
 from msprobe_engine.find.config.difference import Difference, short
@@ -86,7 +86,9 @@ def _differences(items: Sequence[Difference]) -> Html:
     rows = []
     for one in items[:MOST_ROWS]:
         at = ", ".join(
-            part for part in (f"step {listed(one.steps)}" if one.steps else "", f"rank {listed(one.ranks)}" if one.ranks else "") if part
+            part
+            for part in (f"step {format_ranges(one.steps)}" if one.steps else "", f"rank {format_ranges(one.ranks)}" if one.ranks else "")
+            if part
         )
         names = [one.bench_name, *([one.cmp_name] if one.cmp_name != one.bench_name else [])]
         name = Html("<br>".join(text(_short(part)) for part in names if part))

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
 from msprobe_engine.config.severity import PASS, WARNING
-from msprobe_engine.core.text.ranges import listed
+from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.comparison import Comparison
 from msprobe_engine.find.config.difference import ADDED, CHECKERS, COLUMNS, Difference
@@ -82,7 +82,7 @@ def _cells(one: Difference) -> tuple[Any, ...]:
 
 
 def _added(one: Difference) -> tuple[Any, ...]:
-    return one.severity, one.why, one.term or None, listed(one.ranks) or None, one.where or None
+    return one.severity, one.why, one.term or None, format_ranges(one.ranks) or None, one.where or None
 
 
 def _row(row: Mapping[str, Any], columns: tuple[str, ...], why: Mapping[tuple[str, int], Difference]) -> tuple[Any, ...]:

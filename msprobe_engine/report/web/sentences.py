@@ -12,7 +12,7 @@ import re
 from functools import lru_cache
 from pathlib import Path
 
-from msprobe_engine.core.text.sentences import Sentence, filled
+from msprobe_engine.core.text.sentences import Sentence, fill_template
 
 SENTENCES, TEXTS = "sentences_zh.json", "texts_zh.json"
 _PLACE = re.compile(r"\{(\d)(\.\.\.)?\}")
@@ -48,7 +48,7 @@ def in_chinese(text: str) -> str:
         return known
     for pattern, chinese in _patterns():
         if found := pattern.fullmatch(text):
-            return filled(chinese, map(in_chinese, found.groups()))
+            return fill_template(chinese, map(in_chinese, found.groups()))
     if _BETWEEN not in text:
         return text
     parts = text.split(_BETWEEN)
@@ -62,7 +62,7 @@ def chinese(sentence: str) -> str:
     if not isinstance(sentence, Sentence):
         return in_chinese(sentence) if " " in sentence else sentence  # names of tensors, of which there are many, have no spaces
     template = templates(SENTENCES).get(sentence.template, sentence.template)
-    return filled(template, map(chinese, sentence.arguments))
+    return fill_template(template, map(chinese, sentence.arguments))
 
 
 def both(sentence: str) -> str | list[str]:

@@ -9,7 +9,7 @@ from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import DumpSettings
-from msprobe_engine.core.settings.tree import show
+from msprobe_engine.core.settings.tree import format_value
 from msprobe_engine.formats.dump.summary import Steps
 from msprobe_integrations.common.dump.files import DumpFiles, RankedBackend
 
@@ -55,21 +55,21 @@ def why_nothing(story: Story, dump: DumpSettings, rank: int | None, framework: s
         return f"dump_enable was false all the time ({ran}); set it to true in the file"
     if dump.rank and (rank or 0) not in dump.rank:
         what = "is rank" if rank is not None else "has no rank, which counts as rank"
-        return f"'rank' is {show(list(dump.rank))} and this process {what} {rank or 0}; leave 'rank' empty for all"
+        return f"'rank' is {format_value(list(dump.rank))} and this process {what} {rank or 0}; leave 'rank' empty for all"
     if story.elsewhere and not story.begun:
         return f"request_id '{dump.request_id}' was in none of the {story.elsewhere} batches that start() was given"
     if not story.begun:
-        return f"'step' is {show(list(dump.step))} and {ran}; the run was too short, or step() was not called once per step"
+        return f"'step' is {format_value(list(dump.step))} and {ran}; the run was too short, or step() was not called once per step"
     if story.forwards >= 0:
         return f"token_range was not reached: the model was called {story.forwards} times between start() and stop()"
     if dump.level == "L2":
         return (
-            f"no kernel came that 'list' {show(list(dump.list))} wants: {framework} dumps compiled graphs only (GRAPH_MODE, jit), and "
-            f"{show(list(dump.step))} of 'step' count the runs of each graph, from 0"
+            f"no kernel came that 'list' {format_value(list(dump.list))} wants: {framework} dumps compiled graphs only (GRAPH_MODE, jit), "
+            f"and {format_value(list(dump.step))} of 'step' count the runs of each graph, from 0"
             if dump.step or dump.list
             else f"no kernel came: {framework} dumps compiled graphs only (GRAPH_MODE, jit)"
         )
-    filters = [f"{key} {show(list(getattr(dump, key)))}" for key in ("scope", "list") if getattr(dump, key)]
+    filters = [f"{key} {format_value(list(getattr(dump, key)))}" for key in ("scope", "list") if getattr(dump, key)]
     if filters:
         return f"no call between start() and stop() has a name that {' and '.join(filters)} wants; dump once without it to see the names"
     if dump.level == "L0":
@@ -106,7 +106,7 @@ class LastWords:
                 _log.warning("step() was never called: what %d calls of start() began is one step; call it after each", story.starts)
         elif not self._empty and asked(dump, rank, backend.world_size()):
             self._empty = True
-            off = "" if self._faults.enabled("dump") else "a fault switched it off, see the message above"
+            off = "" if self._faults.is_enabled("dump") else "a fault switched it off, see the message above"
             error = NothingCapturedError(f"the dump in {files.root} is empty: {off or why_nothing(story, dump, rank, backend.name)}")
             _log.error("%s", error)
             if self._faults.strict:
@@ -121,4 +121,4 @@ def differences(before: DumpSettings, after: DumpSettings) -> list[str]:
 
 
 def _shown(value: Any) -> str:
-    return show(list(value)) if isinstance(value, tuple) else show(value)
+    return format_value(list(value)) if isinstance(value, tuple) else format_value(value)

@@ -157,7 +157,7 @@ class DumpRun(DumpParts):
         if self.on:
             self.files.settle_rank()
             self.extras.begin(self.model, self.step_number, self.backend.rank())
-        if self.ended or not self.on or self.capture is None or not self.faults.enabled("dump"):
+        if self.ended or not self.on or self.capture is None or not self.faults.is_enabled("dump"):
             return
         if not self._wanted():
             return
@@ -201,7 +201,7 @@ class DumpRun(DumpParts):
             self._take_off()
             self.files.wait()
             self._conclude()
-        elif not self.window.wanted(self.step_number, self.backend.rank()) or not self.faults.enabled("dump"):
+        elif not self.window.is_wanted(self.step_number, self.backend.rank()) or not self.faults.is_enabled("dump"):
             self.rest()
 
     def set_step(self, step: int) -> None:
@@ -221,7 +221,7 @@ class DumpRun(DumpParts):
             log.warn_once("save level", f"PrecisionDebugger.save has no effect at level {self.dump.level}; set level to 'debug'")
             return
         self.story.saves += 1
-        if self.ended or not self.on or not self.faults.enabled("save"):
+        if self.ended or not self.on or not self.faults.is_enabled("save"):
             return
         if why := self.saved.problem(variable, name, save_backward):
             debug_save.warn(why)
@@ -254,7 +254,7 @@ class DumpRun(DumpParts):
         """Is the current step wanted on this rank? The rank may have become known since the last step."""
         self.files.settle_rank()
         self.files.say_missing_ranks()
-        return self.window.wanted(self.step_number, self.backend.rank())
+        return self.window.is_wanted(self.step_number, self.backend.rank())
 
     def _wrote_in(self, directory: Path) -> None:
         with self.faults.guard("config check"):

@@ -128,7 +128,7 @@ class GradientUpdates:
     @property
     def wants(self) -> bool:
         """Are gradients to be taken now?"""
-        return self._open is not None and not self._off and self.faults.enabled(PART)
+        return self._open is not None and not self._off and self.faults.is_enabled(PART)
 
     def guard(self) -> Guard:
         """Around what is done in a hook."""
@@ -142,7 +142,7 @@ class GradientUpdates:
         if not self._stepped:
             self.step += 1
             self._taken.clear()
-            if self._window.wanted(self.step, self.backend.rank()):
+            if self._window.is_wanted(self.step, self.backend.rank()):
                 self._begin()
         self._stepped.add(optimizer)
         return self._open
@@ -194,14 +194,14 @@ class GradientUpdates:
         if written or lost:
             how = f", {lost} are lost" if lost else ""
             (_log.warning if lost else _log.info)("grad_probe: gradients of %d updates are in %s%s", written, self.root, how)
-        elif self._window.wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
+        elif self._window.is_wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
             error = NothingCapturedError(f"grad_probe wrote nothing to {self.root}: {self._reason()}")
             _log.error("%s", error)
             if self.faults.strict:
                 raise error
 
     def _reason(self) -> str:
-        if not self.faults.enabled(PART):
+        if not self.faults.is_enabled(PART):
             return "a fault switched it off, see the message above"
         if self.step >= 0 and not self._empty:
             return f"{self.step + 1} updates were seen, none of them is in 'step' of the settings: {list(self.settings.step)[:5]}"

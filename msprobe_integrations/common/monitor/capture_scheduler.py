@@ -82,8 +82,8 @@ class CaptureScheduler:
         self._dump, self._keeper = self._make_dump(dump)
         root = Path(dump.dump_path) if dump.dump_path else self._session.output_dir / "dump"
         rank = self._session.rank
-        if window.wanted(min(dump.step, default=0), rank):
-            self._add_sink(root, dump.level, lambda step: window.wanted(step, rank), dump)
+        if window.is_wanted(min(dump.step, default=0), rank):
+            self._add_sink(root, dump.level, lambda step: window.is_wanted(step, rank), dump)
 
     def attach(self, models: Any) -> None:
         """Name the modules in every capture."""
@@ -96,7 +96,7 @@ class CaptureScheduler:
         """Put the step's capture on; captures that are not wanted in this step are taken off."""
         self._arm(step)
         chosen: Any = None
-        dumped = self._dump is not None and self._window is not None and self._window.wanted(step, self._session.rank)
+        dumped = self._dump is not None and self._window is not None and self._window.is_wanted(step, self._session.rank)
         if self._armed is not None:
             chosen = self._armed
             chosen.recorder.keeper = self._keeper if dumped else None  # the configured dump of this step sees what this one sees

@@ -159,7 +159,7 @@ class ModuleMonitor:
         self.on = True
         self._hooks.install()
         if self._parts:
-            self._collector.begin()
+            self._collector.raise_threshold()
             if not self._light:
                 self._light = True
                 self._lighten(True)
@@ -174,7 +174,7 @@ class ModuleMonitor:
     def remove(self) -> None:
         """Take everything off."""
         self.pause()
-        self._collector.end()
+        self._collector.restore_threshold()
         if self._light:
             self._light = False
             self._lighten(False)
@@ -189,7 +189,7 @@ class ModuleMonitor:
         if self._collectives is not None:
             self._collectives.end_step()
         self._forwards.clear()
-        self._collector.end()
+        self._collector.restore_threshold()
 
     def count_again(self) -> None:
         """The next pass of a model is its first in this step."""

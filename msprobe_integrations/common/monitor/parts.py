@@ -57,7 +57,7 @@ class ProbeBase:
         section, _, switch = part.partition(".")
         if section != "monitor" or not self._due or self._paused:
             return False
-        return bool(getattr(self.monitor, switch)) and self.faults.enabled(part)
+        return bool(getattr(self.monitor, switch)) and self.faults.is_enabled(part)
 
     def guard(self, part: str) -> Guard:
         """Context manager: an exception inside switches `part` off with one message; strict settings re-raise."""

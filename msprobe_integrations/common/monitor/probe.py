@@ -182,7 +182,7 @@ class Probe(ProbeBase):
                 self._watch.attach(self._models)
         self.parameters.stale = True
         if self._in_step:
-            self._due = self._window is not None and self._window.wanted(self.step, self._membership.rank)
+            self._due = self._window is not None and self._window.is_wanted(self.step, self._membership.rank)
             with self.guard("capture"):
                 self._begin_monitor()
         if not in_update:
@@ -223,9 +223,9 @@ class Probe(ProbeBase):
         if self._run_config is not None:
             with self.guard("config check"):
                 self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
-        self._due = self._window is not None and self._window.wanted(step, self._membership.rank)
+        self._due = self._window is not None and self._window.is_wanted(step, self._membership.rank)
         self.parameters.begin_step(self._due)
-        if self._paused or not self.faults.enabled("capture"):
+        if self._paused or not self.faults.is_enabled("capture"):
             return
         with self.guard("capture"):
             self.scheduler.open(step)
@@ -245,7 +245,7 @@ class Probe(ProbeBase):
         if self._due:
             self._step_ends()
         self._finish_step(self._numbers(scalars), complete)
-        if self._file is not None and self.faults.enabled("monitor.hot"):
+        if self._file is not None and self.faults.is_enabled("monitor.hot"):
             with self.guard("monitor.hot"):
                 changed = self._file.end_step(self.step)
                 if changed is not None:
@@ -262,8 +262,8 @@ class Probe(ProbeBase):
             if self._watch is not None:
                 self._watch.end_step()
             if self._due and self._window is not None:
-                self._window.take()
-            again = self._window is not None and self._window.wanted(self.step + 1, self._membership.rank)
+                self._window.count_step()
+            again = self._window is not None and self._window.is_wanted(self.step + 1, self._membership.rank)
             if self._watch is not None and not again:
                 self._watch.remove()
         if self._due:

@@ -58,7 +58,7 @@ class UsageWarnings:
             return
         probe, parameters = self._probe(), self._parameters()
         window = None if probe is None else probe._window
-        if probe is None or parameters is None or window is None or not self._began or not window.wanted(frame.step, frame.rank):
+        if probe is None or parameters is None or window is None or not self._began or not window.is_wanted(frame.step, frame.rank):
             return
         self._left = 0 if "skipped" in frame.scalars else self._left - 1  # an update was seen
         if text := self._missing(probe, parameters, frame):

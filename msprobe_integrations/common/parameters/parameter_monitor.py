@@ -94,7 +94,7 @@ class ParameterMonitor:
                 watch.on_update = attached.on_update
                 watch.replicas, watch.owned = self.replicas, self.owned
                 self.watches.append(watch)
-        if self._probe.faults.enabled(REPLICAS) and not self._left:
+        if self._probe.faults.is_enabled(REPLICAS) and not self._left:
             with self._probe.guard(REPLICAS):
                 self.replicas.attach([watch.source for watch in self.watches])
 
@@ -211,5 +211,5 @@ def _norm(row: int, places: Sequence[int], divisor: TensorRef | float | None, ro
     elif (ints[:, _rows.FLAGS] & _rows.WRITTEN == 0).any():
         return  # a part is not known, so there is no norm of the whole
     if isinstance(divisor, TensorRef):
-        divisor = _rows.read(rows[divisor.row]).mean if divisor.row >= 0 else None
+        divisor = _rows.read_row(rows[divisor.row]).mean if divisor.row >= 0 else None
     set_values(rows, np.array([row]), np.array([norm / divisor if divisor else norm]))

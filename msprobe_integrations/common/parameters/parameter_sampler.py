@@ -128,8 +128,8 @@ class ParameterSampler:
         self._aside = None
         settings, faults = self._probe.monitor, self._probe.faults
         assert settings is not None
-        self._unreduced_on = settings.unreduced_gradients and faults.enabled(UNREDUCED)
-        self._micro_on = settings.micro_batch_gradients and faults.enabled(MICRO)
+        self._unreduced_on = settings.unreduced_gradients and faults.is_enabled(UNREDUCED)
+        self._micro_on = settings.micro_batch_gradients and faults.is_enabled(MICRO)
         self._open = True
         self.source.open()
 
@@ -285,7 +285,7 @@ class ParameterSampler:
         if self.active:
             self._emit_unreduced()
         with self._probe.guard("merge over ranks"):
-            if self._probe.faults.enabled("merge over ranks"):
+            if self._probe.faults.is_enabled("merge over ranks"):
                 self._pieces.flush(self._probe.step)
         self._due = False
         if not again:

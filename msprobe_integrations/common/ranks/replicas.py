@@ -201,7 +201,7 @@ class ReplicaCheck:
 
     def _reduce(self, source: ParameterValues, before: bool, active: bool) -> None:
         probe, takes = self._probe, self._takes.get((source, before))
-        if not takes or not probe.faults.enabled(PART):
+        if not takes or not probe.faults.is_enabled(PART):
             return
         backend = probe.backend
         had = backend.want_digest

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.core.statistics.rows import read_row
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
@@ -116,7 +116,7 @@ def compare_values(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[int, list
         if row < 0:
             wrong.append(f"{name} has no row: {backend.unsupported}")
             continue
-        found = read(rows[row])
+        found = read_row(rows[row])
         expected = [float(one) for one in (values.min(), values.max(), values.norm())]
         got = [found.min, found.max, found.norm]
         if any(x is None or abs(x - y) > 1e-6 * abs(y) for x, y in zip(got, expected)):

@@ -48,7 +48,7 @@ def _check(name: str, tensor: Any, values: torch.Tensor | None) -> Line:
         return Line(
             name, "WRONG" if silent else "ok", "no numbers", "a row" if values is not None else "a reason", why or "no reason given"
         )
-    seen = _rows.read(rows[row])
+    seen = _rows.read_row(rows[row])
     figure = f"max {seen.max}, norm {seen.norm}"
     if values is None:
         return Line(name, "WRONG", figure, "no numbers, and a reason", "these are numbers of codes")

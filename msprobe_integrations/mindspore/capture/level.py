@@ -86,7 +86,7 @@ class Capture:
     def open(self) -> None:
         """Begin to see calls (nothing happens when it has begun)."""
         self.on = self._collecting = True
-        self._collector.begin()
+        self._collector.raise_threshold()
         self._pipeline.level = self.level
         if not autograd.available:
             warn_once(
@@ -113,7 +113,7 @@ class Capture:
     def close(self) -> None:
         """Take everything off: what is left costs nothing."""
         self.pause()
-        self._collector.end()
+        self._collector.restore_threshold()
         if self.modules is not None:
             self.modules.remove()
         if self.api is not None:
@@ -127,7 +127,7 @@ class Capture:
         if self.api is not None:
             self.api.waiting.end_step()
         self.recorder.end_step()
-        self._collector.end()
+        self._collector.restore_threshold()
         if self.modules is not None:
             self.modules.end_step()
         if self.recorder.keeper is not None:

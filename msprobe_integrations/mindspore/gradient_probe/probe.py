@@ -104,7 +104,7 @@ class GradientProbe(GradientUpdates):
             twice = next(name for name in names if names.count(name) > 1)
             raise UsageError(f"monitor(): two parameters are called '{twice}'; give the networks other names, or watch one optimizer")
         self._check_names({bare(name) for name in names}, self.backend.world_size() > 1, "the Parameters")
-        if not self._window.wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
+        if not self._window.is_wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
             _log.info("grad_probe: rank %s is not among the ranks of the settings, nothing is watched here", self.backend.rank())
             return
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
@@ -116,7 +116,7 @@ class GradientProbe(GradientUpdates):
         _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", sum(map(self.listed, names)), self.root)
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        if self._off or not self.faults.enabled(PART):
+        if self._off or not self.faults.is_enabled(PART):
             return
         with self.faults.guard(PART):
             self.begin_update(optimizer)

@@ -62,7 +62,7 @@ class GraphCapture:
 
     def prepare(self, models: Any) -> None:
         """Name the Cells of the model (or of a list of models), and have probes compiled into graphs from now on."""
-        if not self._faults.enabled(PART):
+        if not self._faults.is_enabled(PART):
             return
         with self._faults.guard(PART):
             fresh = self._name(models)

@@ -108,7 +108,7 @@ class KernelCapture:
         """What came after the last wanted step is nobody's. MindSpore's dump itself cannot be switched off."""
         self.on = False
         self._watch.remove()
-        if self._pipeline.faults.enabled(PART):
+        if self._pipeline.faults.is_enabled(PART):
             with self._pipeline.faults.guard(PART):
                 self._take(wanted=False)
 

@@ -97,7 +97,7 @@ class KernelDump:
 
     def begin(self, step: int, rank: int | None) -> None:
         """Watch for the call from now on."""
-        if not self._faults.enabled(_PART):
+        if not self._faults.is_enabled(_PART):
             return
         with self._faults.guard(_PART):
             if step != self._step:
@@ -112,7 +112,7 @@ class KernelDump:
     def end_step(self) -> None:
         self._calls.remove()
         self._calls.end_step()
-        if self._step >= 0 and not self._seen and self._faults.enabled(_PART):
+        if self._step >= 0 and not self._seen and self._faults.is_enabled(_PART):
             _log.warning("level L2: %s was not called in step %d; is it called between start() and stop()?", self.name, self._step)
         self._step = -1
         self._repeated = None

@@ -99,7 +99,7 @@ class Capture:
             for buffer in scratch_buffers():
                 self.recorder.raw.add(buffer)
         self.on = self._collecting = True
-        self._collector.begin()
+        self._collector.raise_threshold()
         self._pipeline.level = self.level
         if self.modules is not None:
             self.modules.install()
@@ -125,7 +125,7 @@ class Capture:
     def close(self) -> None:
         """Take everything off: what is left costs nothing."""
         self.pause()
-        self._collector.end()
+        self._collector.restore_threshold()
         self._compiled.remove()
         for hook in self._optimizer_hooks:
             hook.remove()
@@ -145,7 +145,7 @@ class Capture:
         """Close the step's numbering; returns the texts of all stacks."""
         self._collecting = self._in_optimizer = self._origins.stepping = False
         self.recorder.end_step()
-        self._collector.end()
+        self._collector.restore_threshold()
         if self.modules is not None:
             self.modules.end_step()
         if self.collectives is not None:

@@ -90,14 +90,18 @@ class Replay(DumpPlugin):
         """
         if model is None:
             raise UsageError("start(): 'load' replaces inputs of modules and needs the model: PrecisionDebugger.start(model)")
-        if self._faults.enabled(_PART) and not self._window.over(step) and (not self._settings.rank or (rank or 0) in self._settings.rank):
+        if (
+            self._faults.is_enabled(_PART)
+            and not self._window.over(step)
+            and (not self._settings.rank or (rank or 0) in self._settings.rank)
+        ):
             self._attach(model)
-        wanted = self._window.wanted(step, rank)
+        wanted = self._window.is_wanted(step, rank)
         if wanted and not self._active:
             self._active = True
             self._source, self._files = (step, rank), None
             _log.info("inputs of %d module calls are replaced in step %d", len(self._settings.modules), step)
-        self._on = wanted and self._faults.enabled(_PART)
+        self._on = wanted and self._faults.is_enabled(_PART)
 
     def pause(self) -> None:
         """Replace nothing until the next `begin`."""

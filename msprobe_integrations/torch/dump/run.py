@@ -132,7 +132,7 @@ class _Kernels(DumpPlugin):
         self._window = window
 
     def begin(self, model: Any, step: int, rank: int | None) -> None:  # noqa: ARG002
-        if self._window.wanted(step, rank):
+        if self._window.is_wanted(step, rank):
             self._kernels.begin(step, rank)
 
     def pause(self) -> None:

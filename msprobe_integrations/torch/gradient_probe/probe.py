@@ -73,7 +73,7 @@ class GradientProbe(GradientUpdates):
         self._models += [(f"chunk{i}." if len(models) > 1 else "", weakref.ref(m)) for i, m in enumerate(models)]
         self._resolve()
         self._check_names(self._every, self.backend.world_size() > 1, "model.named_parameters()")
-        if not self._window.wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
+        if not self._window.is_wanted(self.settings.step[0] if self.settings.step else 0, self.backend.rank()):
             _log.info("grad_probe: rank %s is not among the ranks of the settings, nothing is watched here", self.backend.rank())
             return
         self._off = False
@@ -173,7 +173,7 @@ class GradientProbe(GradientUpdates):
     def _before(self, optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         """An optimizer of the model is about to update. With a closure (Lightning, LBFGS) the gradients are there after its first call:
         returns the arguments of ``step`` with one that takes them then."""
-        if self._off or not self.faults.enabled(PART) or torch.compiler.is_compiling():
+        if self._off or not self.faults.is_enabled(PART) or torch.compiler.is_compiling():
             return None
         with self.faults.guard(PART):
             if self._parts:

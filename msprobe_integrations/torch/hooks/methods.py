@@ -33,7 +33,7 @@ class MethodHooks:
         """`look` for a hook that a framework calls: without autograd, and nothing that it raises comes out of it."""
 
         def call(*args: Any, **kwargs: Any) -> None:
-            if self._faults.enabled(self._part):
+            if self._faults.is_enabled(self._part):
                 with self._faults.guard(self._part), torch.no_grad():
                     look(*args, **kwargs)
 

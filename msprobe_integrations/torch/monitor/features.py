@@ -90,7 +90,7 @@ class LayerFeatures:
             return False
         if capturing():  # what is computed here would become a part of the user's graph
             return False
-        return _graph_task() == -1 and self._probe.faults.enabled(part)
+        return _graph_task() == -1 and self._probe.faults.is_enabled(part)
 
     def _once(self, family: str, named: Named) -> bool:
         """True the first time in a step."""

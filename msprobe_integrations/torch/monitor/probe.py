@@ -145,7 +145,7 @@ class TorchProbe(Probe):
                 begins with it.
         """
         self.begin_step(step)
-        if self._attempts is None and not self._closed and self.session.incidents is not None and self.faults.enabled("attempts"):
+        if self._attempts is None and not self._closed and self.session.incidents is not None and self.faults.is_enabled("attempts"):
             with self.guard("attempts"):
                 self._attempts = RerunOnAlert(self, self._models)
         if self._attempts is None or self._closed:
@@ -154,7 +154,7 @@ class TorchProbe(Probe):
             yield from self._attempts.run(reset)
 
     def _numbers(self, scalars: Mapping[str, Any] | None) -> Mapping[str, Any] | None:
-        if self._due and self.faults.enabled("overflow flag"):
+        if self._due and self.faults.is_enabled("overflow flag"):
             with self.guard("overflow flag"):
                 return self._overflow.add(scalars)
         return scalars

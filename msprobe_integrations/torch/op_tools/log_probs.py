@@ -76,7 +76,7 @@ class LogProbMonitor:
         Raises:
             UsageError: the shapes do not fit.
         """
-        if not self._faults.enabled(_PART):
+        if not self._faults.is_enabled(_PART):
             return None
         found = arrays = None
         with self._faults.guard(_PART):

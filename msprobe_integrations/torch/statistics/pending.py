@@ -47,7 +47,7 @@ class LateScale(dict[str, Any]):
 
     def put(self, row: Rows) -> None:
         """`row`: that of the scales, [16]."""
-        found = _rows.read(row)
+        found = _rows.read_row(row)
         for key, number in (("min", found.min), ("max", found.max)):
             self[key] = number if number is None or math.isfinite(number) else str(number)
 

@@ -120,7 +120,7 @@ def dump() -> Any:
     for entry in frame.entries:
         output = entry.sections.get("output") or []
         first = output[0] if isinstance(output, list) and output else None
-        mean = rows.read(frame.rows[first.row]).mean if first is not None and getattr(first, "row", -1) >= 0 else None
+        mean = rows.read_row(frame.rows[first.row]).mean if first is not None and getattr(first, "row", -1) >= 0 else None
         found.append([entry.name, mean, first.description.device if first is not None else ""])
     return found
 
@@ -208,10 +208,10 @@ def extremes() -> Any:
         assert not backend.unsupported, backend.unsupported
         data = backend.finish_step().rows()
         for name, ref in refs.items():
-            one = rows.read(data[ref.row])
+            one = rows.read_row(data[ref.row])
             out[name].append([one.count, one.zeros, one.max, one.min, one.mean, one.norm, one.kurtosis])
         out.setdefault("histogram", []).append(histograms.counts(data, first, "log2").tolist())
-        out.setdefault("update", []).append(None if update is None else rows.read(data[update.row]).norm)
+        out.setdefault("update", []).append(None if update is None else rows.read_row(data[update.row]).norm)
     return out
 
 
@@ -298,7 +298,7 @@ def arrivals() -> Any:
         output: Any = entry.sections.get("output")
         if output and ".backward" not in entry.name:
             ref = output[0]
-            mean = rows.read(frame.rows[ref.row]).mean if ref.row >= 0 else None
+            mean = rows.read_row(frame.rows[ref.row]).mean if ref.row >= 0 else None
             found[entry.name] = [mean, ref.description.dtype, ref.description.device, dict(ref.description.extra)]
     return {"waits": waits, "found": found}
 

@@ -20,7 +20,7 @@ import pytest
 import torch
 from forkpool import run_ranks
 
-from msprobe_engine.cli.launch.run import prepared
+from msprobe_engine.cli.launch.run import prepare_environment
 
 pytestmark = pytest.mark.framework
 EXAMPLE = Path(__file__).parents[3] / "examples" / "deepspeed"
@@ -35,7 +35,7 @@ LOSSES = "step "
 def environment(directory: Path) -> dict[str, str]:
     """That of a user who has the package installed with its .pth, and no variable of ours; programs of this interpreter come first."""
     (directory / "probe_only.yaml").write_text("{}")
-    path = prepared(str(directory / "probe_only.yaml"), [])["PYTHONPATH"]
+    path = prepare_environment(str(directory / "probe_only.yaml"), [])["PYTHONPATH"]
     found = {k: v for k, v in os.environ.items() if not k.startswith("MSPROBE_")}
     programs = os.pathsep.join([str(Path(sys.executable).parent), found.get("PATH", "")])
     return {**found, "PYTHONPATH": os.pathsep.join([path, NO_SHARED_MEMORY]), "PATH": programs, "DS_ACCELERATOR": "cpu"}

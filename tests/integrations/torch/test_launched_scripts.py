@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.cli.launch.run import prepared
+from msprobe_engine.cli.launch.run import prepare_environment
 
 pytestmark = pytest.mark.framework
 PAGE = Path(__file__).parents[3] / "docs" / "frameworks" / "pytorch.md"
@@ -41,7 +41,7 @@ def launch(directory: Path, config: Path, *script: str, environment: bool = Fals
     torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node", "2", *script]
     probe = [] if environment else [sys.executable, "-m", "msprobe_engine.cli.main", "run", "--config", str(config), "--"]
     # without the command this environment, which has the packages but not their .pth, needs what the command adds to the path
-    added = {name: prepared(str(config), [])[name] for name in ("MSPROBE_CONFIG", "PYTHONPATH")} if environment else {}
+    added = {name: prepare_environment(str(config), [])[name] for name in ("MSPROBE_CONFIG", "PYTHONPATH")} if environment else {}
     done = subprocess.run([*probe, *torchrun], cwd=directory, env={**os.environ, **added}, capture_output=True, text=True, timeout=200)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout + done.stderr

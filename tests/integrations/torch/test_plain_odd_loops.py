@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.optim.lr_scheduler import StepLR
 
-from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.core.statistics.rows import read_row
 from msprobe_integrations.torch.training.plain import loop as plain_loop
 
 
@@ -29,7 +29,7 @@ def train(model: nn.Module, optimizer: torch.optim.Optimizer, number: int) -> di
 
 def reduced(frame: Any) -> dict[str, float]:
     """The norms of the gradients in a frame; each parameter once."""
-    found = [(s.name, read(frame.rows[s.ref.row]).norm) for s in frame.samples if s.family == "grad_reduced"]
+    found = [(s.name, read_row(frame.rows[s.ref.row]).norm) for s in frame.samples if s.family == "grad_reduced"]
     assert len(found) == len(dict(found))
     return dict(found)
 

@@ -30,7 +30,7 @@ from harness.models import MODELS, Model
 from harness.restored import Snapshot, snapshot
 from harness.spy import Norms, Spy
 from msprobe_engine.core.records import leaves
-from msprobe_engine.core.statistics.rows import read
+from msprobe_engine.core.statistics.rows import read_row
 from msprobe_integrations.autoload import request
 from msprobe_integrations.torch.training import owner
 
@@ -385,7 +385,7 @@ def collectives_of(frame: Any) -> list[dict[str, Any]]:
             op, tags = entry.name.split(".")[1], entry.tags
             call: dict[str, Any] = {"op": op, "reduce": tags.get("reduce"), "ranks": tags.get("group_ranks")}
             for place, ref in leaves(entry):
-                statistics = read(frame.rows[ref.row])
+                statistics = read_row(frame.rows[ref.row])
                 if ref.row >= 0 and statistics.count and statistics.norm is not None:
                     call.setdefault(place.split(".")[0], []).append((statistics.count, statistics.mean, statistics.norm))
             found.append(call)

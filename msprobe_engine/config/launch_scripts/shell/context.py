@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from msprobe_engine.config.launch_scripts.shell.values import Place, Text, Unknown
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.text.words import cut
+from msprobe_engine.core.text.words import shorten_text
 
 MAX_COMMANDS = 50_000
 MAX_CHARACTERS = 4_000_000
@@ -163,4 +163,4 @@ class Context:
 
 def short(source: str) -> str:
     """A piece of a script for a message: one line, at most 80 characters."""
-    return cut(" ".join(source.split()), 80)
+    return shorten_text(" ".join(source.split()), 80)

@@ -10,7 +10,7 @@ from typing import Any
 
 from msprobe_engine.core.settings.existing import online
 from msprobe_engine.core.settings.schema import DumpSettings, FreeBenchmarkSettings, ProbeSettings
-from msprobe_engine.core.settings.tree import BAD, Key, Report, convert, join, keys_of, nearest, show
+from msprobe_engine.core.settings.tree import BAD, Key, Report, convert, format_value, join, keys_of, nearest
 
 _UNBUILT = "is accepted, but what it asks for is not built yet; it has no effect"
 
@@ -33,7 +33,7 @@ _TOP = (
 )  # fmt: skip
 
 
-def ask(name: str, kind: str, default: Any, **rule: Any) -> Key:
+def make_key(name: str, kind: str, default: Any, **rule: Any) -> Key:
     """A key of the old file that has no counterpart of its own in the tree."""
     many, ranges = rule.pop("many", False), rule.pop("ranges", False)
     choices, low, high = rule.pop("choices", ()), rule.pop("minimum", None), rule.pop("maximum", None)
@@ -47,11 +47,11 @@ _TOP_UNBUILT: dict[str, tuple[Any, ...]] = {
 _WITHOUT_EFFECT = ("custom_op_namespaces",)
 """Keys whose purpose is served without them: calls of every ``torch.ops`` namespace are seen."""
 _OLD = {
-    "enable_dataloader": ask("enable_dataloader", "bool", False),
-    "precision": ask("precision", "str", "low", choices=("low", "high")),
-    "custom_op_namespaces": ask("custom_op_namespaces", "str", (), many=True),
-    "device": ask("device", "str", "host", choices=("host", "device")),
-    "file_format": ask("file_format", "str", "npy", choices=("npy", "bin")),
+    "enable_dataloader": make_key("enable_dataloader", "bool", False),
+    "precision": make_key("precision", "str", "low", choices=("low", "high")),
+    "custom_op_namespaces": make_key("custom_op_namespaces", "str", (), many=True),
+    "device": make_key("device", "str", "host", choices=("host", "device")),
+    "file_format": make_key("file_format", "str", "npy", choices=("npy", "bin")),
 }
 """Keys that have a rule although they have no effect."""
 _SECTIONS = {
@@ -78,7 +78,7 @@ DUMP_KEYS = (*_TOP, "redact", *_TOP_UNBUILT, *_WITHOUT_EFFECT, *_SECTIONS, *OTHE
 
 def _unbuilt(path: str, value: Any, silent: tuple[Any, ...], report: Report) -> None:
     if not any(type(value) is type(s) and value == s for s in silent):
-        report.warning(path, f"{show(value)} {_UNBUILT}")
+        report.warning(path, f"{format_value(value)} {_UNBUILT}")
 
 
 def convert_task(value: Any, path: str, report: Report) -> Any:
@@ -113,10 +113,10 @@ def dump_settings(node: Any, report: Report) -> ProbeSettings:
         if section in node:
             values.update(_dump_section(section, node[section], section == task, report))
     _not_read(node, task, values, report)
-    return ProbeSettings(dump=DumpSettings(**{k: v for k, v in values.items() if v is not BAD}), redact=redacted(node, report))
+    return ProbeSettings(dump=DumpSettings(**{k: v for k, v in values.items() if v is not BAD}), redact=convert_redact(node, report))
 
 
-def redacted(node: Mapping[str, Any], report: Report) -> tuple[str, ...]:
+def convert_redact(node: Mapping[str, Any], report: Report) -> tuple[str, ...]:
     """The key ``redact``, which the existing tool does not have."""
     words = convert(_REDACT, node["redact"], "redact", report) if "redact" in node else ()
     return () if words is BAD else tuple(words)
@@ -165,7 +165,9 @@ def _dump_section(section: str, node: Any, selected: bool, report: Report) -> di
             if name not in _OLD or convert(_OLD[name], value, join(section, name), report) is not BAD:
                 _unbuilt(join(section, name), value, unbuilt[name], report)
         elif selected and name == "summary_mode" and _columns(value):
-            report.warning(join(section, name), f"{show(value)} chooses numbers of MindSpore's static graphs; all four are always written")
+            report.warning(
+                join(section, name), f"{format_value(value)} chooses numbers of MindSpore's static graphs; all four are always written"
+            )
         elif selected:
             values[name] = convert(_DUMP[name], value, join(section, name), report)
     return values

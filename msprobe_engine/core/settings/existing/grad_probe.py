@@ -6,9 +6,9 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from msprobe_engine.core.settings.existing.config_json import DUMP_KEYS, redacted
+from msprobe_engine.core.settings.existing.config_json import DUMP_KEYS, convert_redact
 from msprobe_engine.core.settings.schema import TASKS, GradProbeSettings, ProbeSettings
-from msprobe_engine.core.settings.tree import BAD, Report, convert, join, keys_of, show
+from msprobe_engine.core.settings.tree import BAD, Report, convert, format_value, join, keys_of
 
 TASK = "grad_probe"
 _KEYS = {key.name: key for key in keys_of(GradProbeSettings)}
@@ -17,7 +17,7 @@ _TOP = ("dump_path", "rank", "step")
 _INT64 = (-(2**63), 2**63 - 1)
 
 
-def asked(node: Any, given: Mapping[str, Any]) -> bool:
+def is_grad_probe(node: Any, given: Mapping[str, Any]) -> bool:
     """Is the task of this ``config.json`` grad_probe? An argument `given` to the constructor wins over the file."""
     return bool(given.get("task", node.get("task") if isinstance(node, Mapping) else None) == TASK)
 
@@ -53,7 +53,7 @@ def grad_probe_settings(node: Any, report: Report) -> ProbeSettings:
     if isinstance(bounds, list) and values.get("bounds", BAD) is not BAD:
         values["bounds"] = tuple(bounds)  # column names show -1 and -1.0 as they were written
     gradients = GradProbeSettings(**{k: v for k, v in values.items() if v is not BAD})
-    return ProbeSettings(grad_probe=gradients, redact=redacted(node, report))
+    return ProbeSettings(grad_probe=gradients, redact=convert_redact(node, report))
 
 
 def override(settings: GradProbeSettings, given: Mapping[str, Any], report: Report) -> GradProbeSettings:
@@ -72,9 +72,9 @@ def check(settings: GradProbeSettings, report: Report) -> None:
     for i, bound in enumerate(settings.bounds):
         place = f"{TASK}.bounds[{i}]"
         if not _INT64[0] <= bound <= _INT64[1]:
-            report.error(place, f"{show(bound)} is not allowed; allowed: a number of the 64-bit integer range")
+            report.error(place, f"{format_value(bound)} is not allowed; allowed: a number of the 64-bit integer range")
         elif before is not None and bound <= before:
-            report.error(place, f"{show(bound)} is not above {show(before)}; bounds ascend, each once")
+            report.error(place, f"{format_value(bound)} is not above {format_value(before)}; bounds ascend, each once")
         before = bound
     for i, name in enumerate(settings.param_list):
         if not name:

@@ -9,7 +9,7 @@ import os
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from msprobe_engine.core.settings.existing.config_json import ask, redacted
+from msprobe_engine.core.settings.existing.config_json import convert_redact, make_key
 from msprobe_engine.core.settings.schema import (
     CsvSettings,
     IncidentSettings,
@@ -20,7 +20,7 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
     TensorBoardSettings,
 )
-from msprobe_engine.core.settings.tree import BAD, Key, Report, convert, join, keys_of, show
+from msprobe_engine.core.settings.tree import BAD, Key, Report, convert, format_value, join, keys_of
 
 MONITOR_KEYS = (
     *("targets", "xy_distribution", "all_xy", "forward_only", "backward_only", "wg_distribution", "monitor_mbs_grad"),
@@ -47,10 +47,10 @@ class Old:
         self.node, self.path, self.report = node, path, report
 
     def get(self, name: str, kind: str, default: Any, **rule: Any) -> Any:
-        """The value of `name`; `rule` as for `config_json.ask`."""
+        """The value of `name`; `rule` as for `config_json.make_key`."""
         if name not in self.node:
             return default
-        value = convert(ask(name, kind, default, **rule), self.node[name], join(self.path, name), self.report)
+        value = convert(make_key(name, kind, default, **rule), self.node[name], join(self.path, name), self.report)
         return default if value is BAD else value
 
     def flag(self, name: str) -> bool:
@@ -80,7 +80,7 @@ def monitor_settings(node: Any, report: Report) -> ProbeSettings:
     monitor = _monitor(old)
     return ProbeSettings(
         output_dir=directory,
-        redact=redacted(node, report),
+        redact=convert_redact(node, report),
         monitor=monitor,
         sinks=_sinks(old, directory, dump, monitor.ops),
         rules=rules,
@@ -161,7 +161,7 @@ def _ranks(old: Old) -> Any:
     value = node.get("module_ranks")
     if isinstance(value, str):
         node["module_ranks"] = [part for part in value.split(",") if part.strip()]
-        old.report.warning("module_ranks", f"{show(value)} is read as {show(node['module_ranks'])}; write a list")
+        old.report.warning("module_ranks", f"{format_value(value)} is read as {format_value(node['module_ranks'])}; write a list")
     return Old(node, old.path, old.report).get("module_ranks", "int", (), **rule)
 
 
@@ -273,7 +273,7 @@ def _alert_rules(node: Any, report: Report) -> tuple[tuple[RuleSettings, ...], b
     out: list[RuleSettings] = []
     for i, rule in enumerate(node.get("rules", [])):
         out += _one_rule(rule, f"alert.rules[{i}]", report)
-    dump = convert(ask("dump", "bool", False), node.get("dump", False), "alert.dump", report)
+    dump = convert(make_key("dump", "bool", False), node.get("dump", False), "alert.dump", report)
     return tuple(out), dump is True
 
 
@@ -299,5 +299,5 @@ def _one_rule(node: Any, path: str, report: Report) -> list[RuleSettings]:
         if required:
             report.error(join(path, "args"), f"{name} needs a 'threshold'; allowed: a number >= 0")
         return [] if required else make({})
-    threshold = convert(ask("threshold", "float", None, minimum=0), args["threshold"], join(path, "args.threshold"), report)
+    threshold = convert(make_key("threshold", "float", None, minimum=0), args["threshold"], join(path, "args.threshold"), report)
     return [] if threshold is BAD else make({"threshold": threshold})

@@ -10,7 +10,7 @@ from typing import Any
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings import text
-from msprobe_engine.core.settings.existing.config_json import redacted
+from msprobe_engine.core.settings.existing.config_json import convert_redact
 from msprobe_engine.core.settings.existing.monitor_config import Old
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.settings.tree import Report, join
@@ -175,7 +175,7 @@ def _probe(sections: Mapping[str, Old], old: Old, start: int, interval: int) -> 
     )
     return ProbeSettings(
         output_dir=old.get("output_dir", "str", "./"),
-        redact=redacted(node, old.report),
+        redact=convert_redact(node, old.report),
         monitor=monitor,
         sinks=SinkSettings(csv=CsvSettings(enabled=False)),
         incident=IncidentSettings(enabled=False),

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from msprobe_engine.core.settings.schema import DumpSettings, OnlineSettings
-from msprobe_engine.core.settings.tree import BAD, Key, Report, join, keys_of, show
+from msprobe_engine.core.settings.tree import BAD, Key, Report, format_value, join, keys_of
 from msprobe_engine.core.settings.tree import convert as convert_key
 
 SWITCH = "online_run_ut"
@@ -42,15 +42,16 @@ def check(dump: DumpSettings, section: str, report: Report) -> None:
 
     what = join("tensor", SWITCH) if not section else join(section, "online")
     if dump.task != "tensor":
-        report.error(what, f"needs task 'tensor', not {show(dump.task)}")
+        report.error(what, f"needs task 'tensor', not {format_value(dump.task)}")
     if dump.level != "L1":
-        report.error(join(section, "level"), f"the online pre-check looks at calls of APIs; allowed: 'L1', not {show(dump.level)}")
+        report.error(join(section, "level"), f"the online pre-check looks at calls of APIs; allowed: 'L1', not {format_value(dump.level)}")
     for key in ("slice", "request_id", "bench_path", "load"):
         if getattr(dump, key):
             report.error(join(section, key), "is not possible with the online pre-check, which needs whole calls; leave it out")
     if dump.data_mode not in ((), ("all",)):
         report.error(
-            join(section, "data_mode"), f"{show(list(dump.data_mode))}: the online pre-check needs inputs and outputs; allowed: ['all']"
+            join(section, "data_mode"),
+            f"{format_value(list(dump.data_mode))}: the online pre-check needs inputs and outputs; allowed: ['all']",
         )
     if online.nfs_path:
         return

@@ -190,7 +190,7 @@ def render_python(template: Template, slots: Int32, rows: Rows, floats: Float64)
         slot = int(slots[index])
         if slot >= len(rows):
             raise ValueError("a slot refers to a row that does not exist")
-        stats = _rows.read(rows[slot]) if slot >= 0 else None
+        stats = _rows.read_row(rows[slot]) if slot >= 0 else None
         if kind == TAIL:
             out.append(_tail(stats, depth).encode())
         elif kind == TRUES:

@@ -200,7 +200,7 @@ def _compare(ref: TensorRef, rows: Rows, table: DumpTable, row: int | None) -> t
     for mine, its in ((list(here.shape), table.shape[row] or []), (here.dtype, table.dtype[row])):
         if mine != its:
             return False, (str(mine), str(its))
-    statistics = _rows.read(rows[ref.row])
+    statistics = _rows.read_row(rows[ref.row])
     md5, digest = table.md5[row], table.extra.get(row, {}).get("digest")
     sums = (
         (None if statistics.crc32 is None else f"{statistics.crc32:08x}", md5),

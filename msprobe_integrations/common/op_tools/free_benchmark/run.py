@@ -53,7 +53,7 @@ class FreeBenchmarkRun(DumpPlugin):
     def begin(self, model: Any, step: int, rank: int | None) -> None:
         """``start()``."""
         self._rank = rank
-        if self._window.wanted(step, rank) and self.faults.enabled(PART):
+        if self._window.is_wanted(step, rank) and self.faults.is_enabled(PART):
             with self.faults.guard(PART):
                 self.take_calls(model, step, rank)
                 self.on = True

@@ -65,7 +65,7 @@ class Checker:
         self._inside = True
         try:
             for call in self._later:
-                if self._faults.enabled(PART):
+                if self._faults.is_enabled(PART):
                     with self._faults.guard(PART):
                         self._gradients(call)
         finally:
@@ -85,7 +85,7 @@ class Checker:
             base = f"{api.prefix}.{api.name}"
             name, wanted = self._choice.name(base)
             result = api.function(*args, **kwargs)
-            if wanted and self._faults.enabled(PART):
+            if wanted and self._faults.is_enabled(PART):
                 with self._faults.guard(PART):
                     return self._looked_at(api, base, name, (args, dict(kwargs)), result)
             return result

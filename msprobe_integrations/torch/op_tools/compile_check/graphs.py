@@ -111,7 +111,7 @@ class Graphs:
         def both(*args: Any) -> Any:
             kept = None
             self.runs += 1
-            if eager is not None and self._faults.enabled("graph check"):
+            if eager is not None and self._faults.is_enabled("graph check"):
                 with self._faults.guard("graph check"):
                     kept = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args], streams()
             result = compiled(*args)

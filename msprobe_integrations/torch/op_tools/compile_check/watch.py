@@ -76,7 +76,7 @@ class Watched:
 
     def _call(self, *args: Any, **kwargs: Any) -> Any:
         kept = None
-        if self.keeps and self._faults.enabled(self.name):
+        if self.keeps and self._faults.is_enabled(self.name):
             with self._faults.guard(self.name):
                 if len(self.calls) < KEPT_CALLS:
                     kept = Kept(Call.of(self.module, args, kwargs, self._cast), self._versions(), lambda: self._faults.guard(self.name))

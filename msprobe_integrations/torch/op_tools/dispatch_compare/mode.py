@@ -135,7 +135,7 @@ class PtdbgDispatch(TorchDispatchMode):
         return result
 
     def _works(self, part: str) -> bool:
-        return self._faults.enabled(_PART) and self._faults.enabled(part)
+        return self._faults.is_enabled(_PART) and self._faults.is_enabled(part)
 
     def _before(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Seen | None:
         """What has to be kept of a call that is to be compared; None: it is not."""

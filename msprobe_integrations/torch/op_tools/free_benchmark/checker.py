@@ -61,7 +61,7 @@ class Checker:
         """A call begins. Returns what `after` wants, None when it is not looked at."""
         base = f"{prefix}.{api}"
         name, wanted = self._choice.name(base)
-        if not wanted or not self._faults.enabled(PART):
+        if not wanted or not self._faults.is_enabled(PART):
             return None
         with self._faults.guard(PART), torch._C.DisableTorchFunction():
             try:

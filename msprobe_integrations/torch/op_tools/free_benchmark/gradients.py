@@ -87,7 +87,7 @@ class Gradients:
         self._held = 0
 
     def _arrived(self, watched: _Watched, gradients: Sequence[torch.Tensor | None]) -> None:
-        if watched not in self._watched or not self._faults.enabled(PART):
+        if watched not in self._watched or not self._faults.is_enabled(PART):
             return
         self._watched.discard(watched)
         self._held -= watched.size

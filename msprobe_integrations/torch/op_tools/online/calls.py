@@ -93,7 +93,7 @@ class OnlineCalls(DumpPlugin):
     def begin(self, model: Any, step: int, rank: int | None) -> None:
         """``start()``."""
         self._left_out = bool(self._dump.rank) and (rank or 0) not in self._dump.rank
-        if self._over or not self._window.wanted(step, rank) or not self._faults.enabled(PART):
+        if self._over or not self._window.is_wanted(step, rank) or not self._faults.is_enabled(PART):
             return
         with self._faults.guard(PART):
             self._connect(rank or 0)
@@ -119,7 +119,7 @@ class OnlineCalls(DumpPlugin):
         if self._window.over(next_step):
             self._over = True
             self._disconnect(wait=False)
-        elif self._capture is not None and not self._window.wanted(next_step, self._rank):
+        elif self._capture is not None and not self._window.is_wanted(next_step, self._rank):
             self._capture.close()
 
     def close(self) -> None:

@@ -10,8 +10,7 @@ import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import FINER_COPY, Frame
-from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64
-from msprobe_engine.core.statistics.rows import read as read_row
+from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64, read_row
 from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, number
 from msprobe_engine.probe.rules.arguments import CommonArgs
 from msprobe_engine.probe.rules.base import Rule
