@@ -8,9 +8,11 @@ from typing import Any
 import field_bugs_models as models
 import torch
 from field_bugs_case import Fault, Healthy, Plant, every, in_model, when_ready
+from field_bugs_in_data import before_step
 from field_bugs_training import Program, Setting
 from field_bugs_unseen import BOTH, EXPERTS, FP32
 from field_bugs_unseen_healthy import clipped_by_hand
+from field_bugs_watched import AMP, alone
 from torch import Tensor
 
 
@@ -85,6 +87,22 @@ def copies(left_out: int = -1, **keywords: Any) -> Plant:
     return named(when_ready(finish), f"copies {left_out} {keywords}")
 
 
+def new_head(program: Program) -> None:
+    """The head is replaced when the optimizer is there."""
+    program.model.head.weight = torch.nn.Parameter(program.model.head.weight.detach().clone())
+
+
+def cleared_early(program: Program) -> None:
+    """Gradients are cleared before the update."""
+    own = program.update
+
+    def update() -> None:
+        program.optimizer.zero_grad()
+        own()
+
+    program.update = update  # type: ignore[method-assign]
+
+
 def larger_loss_scale(program: Program) -> None:
     program.scaler = torch.amp.GradScaler("cpu", init_scale=4096.0)
 
@@ -93,6 +111,10 @@ CASES = (
     Fault("one mask for all rows", Setting(packed=True), in_model(one_mask_for_all), r"__eq__|__and__|__or__|mask|allowed", levels=BOTH),
     Fault("an expert is full", Setting(changes=EXPERTS), in_model(full_expert), r"mlp|expert|__getitem__|index_add", levels=BOTH),
     Fault("decay of an average turned round", Setting(), averaged(0.01), r"mul_|average", golden=averaged(0.99)),
+    alone("state lost", AMP, before_step(20, lambda p: p.optimizer.state.clear()), r"optimizer counts", "state not loaded"),
+    alone("evaluation mode", AMP, before_step(20, lambda p: p.model.eval()), r"evaluation mode", "train() missing behind an evaluation"),
+    alone("a new head", AMP, when_ready(new_head), r"head", "module replaced behind the optimizer"),
+    alone("gradients cleared early", AMP, when_ready(cleared_early), r"all reduced gradients", "zero_grad before step", ("monitor",)),
     Fault("a copy is not cast back", Setting(), copies(7), r"copy_|layers\.0", levels=BOTH, golden=copies()),
 )
 HEALTHY = (

@@ -117,7 +117,10 @@ class Record(NamedTuple):
     statistics: Statistics
 
 
-NO_GRADIENT, LEFT_OPTIMIZER = "no gradient", "left its optimizer"
+UPDATES_MADE, EVALUATION_MODE, GRADIENTS_KEPT = "updates_made", "evaluation_mode", "gradients_kept"
+"""Numbers of the step: how many updates the optimizer itself counts so far; 1 where the model is trained in evaluation mode; 1 where the
+last backward pass added to gradients of the update before."""
+NO_GRADIENT, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "left its optimizer", "in no optimizer"
 """Why an update passes a parameter by."""
 
 
@@ -138,7 +141,8 @@ class Frame:
         complete: False when the step was cut off (killed, exception).
         lost: what was observed but could not be kept, reason to count.
         parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
-        untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT` or `LEFT_OPTIMIZER`.
+        untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT`, `LEFT_OPTIMIZER` or
+            `NO_OPTIMIZER`.
         elsewhere: other ranks write its samples (``sinks.rank``), so it has none.
     """
 

@@ -170,6 +170,16 @@ TWO_RUNS: dict[str, tuple[dict[str, Any], dict[str, Any], list[str]]] = {
     "the same": ({"ranks": WHOLE}, {"ranks": WHOLE}, []),
     "one ends earlier": ({"ranks": {0: range(5), 1: range(5)}}, {"ranks": WHOLE}, ["golden: step 5 of ranks 0-1 is not in"]),
     "one begins later": ({"ranks": WHOLE}, {"ranks": {0: range(2, 6), 1: range(2, 6)}}, ["target: steps 0-1 of ranks 0-1 are not in"]),
+    "one began later": (
+        {"ranks": WHOLE},
+        {"ranks": {0: range(2, 6), 1: range(2, 6)}, "of_rank": {0: {"first_step": 2}, 1: {"first_step": 2}}},
+        [],
+    ),
+    "one began later and lacks more": (
+        {"ranks": {0: range(6)}},
+        {"ranks": {0: range(3, 6)}, "of_rank": {0: {"first_step": 2}}},
+        ["target: step 2 of rank 0 is not in"],
+    ),
     "another interval": ({"ranks": {0: (0, 2, 4), 1: (0, 2, 4)}}, {"ranks": WHOLE}, []),
     "another interval and an earlier end": ({"ranks": {0: (0, 2)}}, {"ranks": {0: range(6)}}, ["golden: step 4 of rank 0 is not in"]),
     "one step by its settings": ({"ranks": {0: (0,)}, "monitor": {"interval": 3}}, {"ranks": {0: range(4)}}, ["golden: step 3 of rank 0"]),

@@ -67,6 +67,9 @@ def test_frozen_parameter(tmp_path: Path, digest: bool) -> None:
     monitor = MonitorSettings(parameters=True, digest=digest)
     recorder = train(tmp_path, 8, model=model, rules=RECOMMENDED, monitor=monitor, optimizer=without_one)
     name = list(dict(model.named_parameters()))[6]
+    assert [(a.rule, a.name, a.step) for a in recorder.alerts] == [("untrained_parameter", name, 2)]
+    monitor = MonitorSettings(gradients=False, parameters=True, digest=digest)
+    recorder = train(tmp_path, 8, model=Gpt(1), rules=RECOMMENDED, monitor=monitor, optimizer=without_one)
     assert [(a.rule, a.name, a.step) for a in recorder.alerts] == [("unchanged_parameter", name, 2)]
 
 
@@ -181,6 +184,27 @@ def test_a_parameter_that_is_trained_no_more(how: str, tmp_path: Path) -> None:
     assert {a.step for a in alerts} == {START if how == "left" else START + 2}
     assert {"layers.0.fc2.bias", "layers.0.fc2.weight"} <= {a.name for a in alerts}
     assert len(alerts) == len({a.name for a in alerts})
+
+
+def test_an_optimizer_that_loses_its_state(tmp_path: Path) -> None:
+    """It counts its updates anew: in the next step, once."""
+
+    def fault(step: Step) -> None:
+        if step.number == START:
+            step.optimizer.state.clear()
+
+    recorder = run(tmp_path, START + 5, before=fault, monitor=MonitorSettings(gradients=True))
+    assert [(a.rule, a.name, a.step) for a in recorder.alerts] == [("broken_loop", "updates_made", START + 1)]
+
+
+def test_no_gradient_at_any_update(tmp_path: Path) -> None:
+    """Gradients that are cleared before the update, which moves nothing: after 10 steps."""
+
+    def fault(step: Step) -> None:
+        step.optimizer.zero_grad()
+
+    recorder = train(tmp_path, 12, rules=RECOMMENDED, model=Gpt(1), monitor=MonitorSettings(gradients=True), after_backward=fault)
+    assert [(a.rule, a.step, a.name) for a in recorder.alerts] == [("no_progress", 9, "all reduced gradients")]
 
 
 def test_a_parameter_that_never_was_trained(tmp_path: Path) -> None:

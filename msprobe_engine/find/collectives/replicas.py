@@ -131,13 +131,18 @@ def of_same_shape(table: Mapping[str, Mapping[int, Row]], group: Collection[int]
     return {name: rows for name, rows in out.items() if len({row[0] for row in rows.values()}) == 1}
 
 
-def say_not_compared(found: Diagnosis, parted: int | None) -> None:
+def say_not_compared(found: Diagnosis, parted: int | None, checked: int | None = None) -> None:
     """Nothing recorded says which ranks hold copies.
 
     Args:
         parted: first step in which parameters differ that were all the same before; None: there is none.
+        checked: every so many steps ``monitor.replica_check`` has compared those that the training knew of; None: it was off.
     """
-    found.evidence.append(Sentence("Replicas were not compared: nothing recorded says which ranks hold copies; set monitor.replica_check."))
+    said = Sentence("Replicas were not compared: nothing recorded says which ranks hold copies; set monitor.replica_check.")
+    if checked is not None:
+        template = "monitor.replica_check looked at the copies that the training knew of every {0} steps and raised no alert."
+        said = Sentence(template, checked)
+    found.evidence.append(said)
     if parted is not None:
         template = "parameters that were the same on all ranks differ from step {0} on; where ranks are replicas, they have parted"
         found.problems.append(Sentence(template, parted))

@@ -32,12 +32,22 @@ def of_one_side(bench: PackSide, cmp: PackSide) -> list[str]:
 
 
 def _is_compared(name: str, ranks: set[int], other: PackSide) -> bool:
-    """Whether the other pack should have it, too: not of a rank that it does not have, and no list that it is too old for."""
+    """Whether the other pack should have it, too: not of a rank that it does not have, no list that it is too old for, and not of the first
+    step of a run that began with another one."""
     of_rank, of_step = entries.ranks_of(name), entries.steps_of(name) or entries.existing_of(name)
     if of_rank is not None and of_rank[0] == "withheld" and format_of(other) < WITH_COUNTS:
         return False
     rank = of_rank[1] if of_rank is not None else of_step[2] if of_step is not None else None
+    if of_step is not None and _of_other_steps(of_step, other):
+        return False
     return rank is None or rank in ranks
+
+
+def _of_other_steps(of_step: tuple[str, int, int], other: PackSide) -> bool:
+    """The other pack has the same of the rank, of one step alone and of another one."""
+    kind, step, rank = of_step
+    steps = {there[1] for name in other.pack.names if (there := entries.steps_of(name)) is not None and there[::2] == (kind, rank)}
+    return len(steps) == 1 and step not in steps
 
 
 def _emptied(side: PackSide, other: PackSide) -> list[str]:

@@ -32,7 +32,7 @@ from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.alert_order import Group, folded, in_order
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
-from msprobe_engine.formats.monitor.completeness import missing_parts, other_runs, steps_on_one_side, still_running
+from msprobe_engine.formats.monitor.completeness import began_later, missing_parts, other_runs, steps_on_one_side, still_running
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 
@@ -93,7 +93,7 @@ def diagnose_monitor(run: Run) -> Diagnosis:
     else:
         found.nothing = Sentence("Nothing found: no alert, no number that is not finite")
     if len(run.ranks) > 1 and not replicas.equal:
-        say_not_compared(found, replicas.parted)
+        say_not_compared(found, replicas.parted, _replica_check(run))
     found.evidence.append(findings.ALONE)
     return found
 
@@ -158,7 +158,7 @@ def diagnose_two_monitors(a: Run, b: Run, exact: bool = False) -> Diagnosis:
             found.finding, found.suspects = finding, [*suspects, *found.suspects][:MOST_SUSPECTS]
     found.evidence += types
     found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *cut.said]
-    found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b)]
+    found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b), *began_later(a, b)]
     found.evidence += found.remarks
     found.problems += [_said_alone((b if k else a).path, names) for k, names in enumerate(alone) if names]
     found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
@@ -178,6 +178,13 @@ def diagnose_two_monitors(a: Run, b: Run, exact: bool = False) -> Diagnosis:
     steps = sorted(by_step)
     found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
     return found
+
+
+def _replica_check(run: Run) -> int | None:
+    """The interval of ``monitor.replica_check``; None where a rank had none."""
+    found = [settings.get("replica_check") if isinstance(settings := run.info(rank).get("monitor"), dict) else None for rank in run.ranks]
+    steps = [one.get("interval") if isinstance(one, dict) else None for one in found]
+    return max(step for step in steps if isinstance(step, int)) if steps and all(isinstance(step, int) for step in steps) else None
 
 
 def _say_largest(item: Number | None) -> Sentence:

@@ -10,6 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
+from msprobe_engine.core.records import UPDATES_MADE
 from msprobe_engine.formats.monitor.alert_order import Moment, order_of
 from msprobe_engine.formats.monitor.anomalies import word_of
 from msprobe_engine.formats.monitor.reader import Run
@@ -19,7 +20,7 @@ COMPARED = ("norm", "max", "min")
 """What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
 Table = Mapping[Any, Series]
 """Of one column: key to numbers."""
-_OF_UPDATES = re.compile(r"(learning_rate|lr|weight_decay|beta[12]|eps|momentum)(?![a-z])", re.I)
+_OF_UPDATES = re.compile(r"(updates_made|learning_rate|lr|weight_decay|beta[12]|eps|momentum)(?![a-z])", re.I)
 _OF_GROUPS = re.compile(r"(.+)_group_\d+")
 _OUTPUT = re.compile(r"output_?.*")
 OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
@@ -88,7 +89,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         of_rank = [{name: series for name, series in one.scalars(rank).items() if name not in regrouped} for one in (run, other)]
         scalars, theirs = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
         for k, (one, two) in enumerate(((run, other), (other, run))):
-            numbers = {name: series for name, series in of_rank[k].items() if not OF_THE_MACHINE.search(name)}
+            numbers = {name: one for name, one in of_rank[k].items() if not OF_THE_MACHINE.search(name) and name != UPDATES_MADE}
             alone[k].extend(_unpaired(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
             for family in one.families(rank):
                 ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]

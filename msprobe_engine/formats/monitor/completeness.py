@@ -114,7 +114,7 @@ def other_runs(run: Run) -> list[str]:
 
 def steps_on_one_side(target: Run, golden: Run) -> list[str]:
     """Sentences about steps that one of two runs has alone on a rank. Steps between those that the other run monitors by its interval
-    are none of them."""
+    are none of them, nor are steps before the one that the other run began with (`began_later`)."""
     of_target, of_golden = _steps_of_ranks([target, golden])
     found: list[str] = []
     for run, other, own, others in ((target, golden, of_target, of_golden), (golden, target, of_golden, of_target)):
@@ -123,7 +123,8 @@ def steps_on_one_side(target: Run, golden: Run) -> list[str]:
             pairs.setdefault((own[rank], others[rank]), []).append(rank)
         alone: dict[frozenset[int], list[int]] = {}
         for (mine, theirs), ranks in pairs.items():
-            if only := frozenset(_monitored_by(other, ranks[0], theirs, mine - theirs)):
+            began = _began(other, ranks[0])
+            if only := frozenset(step for step in _monitored_by(other, ranks[0], theirs, mine - theirs) if step >= began):
                 alone.setdefault(only, []).extend(ranks)
         for only, ranks in islice(alone.items(), _MOST):
             template = "{0}: {1} of {2} are not in {3} and were not compared"
@@ -131,6 +132,21 @@ def steps_on_one_side(target: Run, golden: Run) -> list[str]:
                 template = "{0}: {1} of {2} is not in {3} and was not compared"
             found.append(Sentence(template, run.path, steps_text(sorted(only)), ranks_text(sorted(ranks)), other.path))
     return found
+
+
+def began_later(target: Run, golden: Run) -> list[str]:
+    """A sentence where one run says that its first step is a later one, as a resumed training's is: nothing of it is missing."""
+    first = [min((_began(run, rank) for rank in run.ranks), default=0) for run in (target, golden)]
+    if first[0] == first[1]:
+        return []
+    later, other = (target, golden) if first[0] > first[1] else (golden, target)
+    template = "{0} began with step {1}; what {2} did before was not compared"
+    return [Sentence(template, later.path, max(first), other.path)]
+
+
+def _began(run: Run, rank: int) -> int:
+    """The first step of a rank, as it says itself; 0 where it does not."""
+    return whole(run.info(rank).get("first_step")) or 0
 
 
 def _missing_ranks(run: Run) -> Iterator[str]:

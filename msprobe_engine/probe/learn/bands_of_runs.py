@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.records import UPDATES_MADE
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.monitor.completeness import missing_parts
 from msprobe_engine.formats.monitor.reader import Run, open_run
@@ -36,7 +37,7 @@ BLOCK, HELD_OUT = 8, 4
 """Steps of a block; every so many blocks one is held out."""
 RECOVERY = 10
 
-SCHEDULES = ("learning_rate", "loss_scale", "skipped", "weight_decay", "beta1", "beta2", "eps", "momentum")
+SCHEDULES = ("learning_rate", "loss_scale", "skipped", "weight_decay", "beta1", "beta2", "eps", "momentum", UPDATES_MADE)
 _TIMES = ("seconds", "time", "memory", "bytes")
 Progress = Callable[[Iterable[str]], Iterable[str]]
 

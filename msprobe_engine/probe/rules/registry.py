@@ -12,7 +12,7 @@ from msprobe_engine.probe.rules.builtin.parameters import (
     update_norm,
     written_parameter,
 )
-from msprobe_engine.probe.rules.builtin.progress import loss_scaling, losses, no_progress, rate_jump, stalled
+from msprobe_engine.probe.rules.builtin.progress import broken_loop, loss_scaling, losses, no_progress, rate_jump, stalled
 from msprobe_engine.probe.rules.builtin.ranks import outlier_rank, replica_mismatch
 from msprobe_engine.probe.rules.builtin.values import condition, dead_activation, extreme_value, learned, nan_inf, turbulence
 
@@ -37,6 +37,7 @@ RULES: dict[str, type[Rule]] = {
         loss_scaling.LossScaleRule,
         loss_scaling.SkippedUpdatesRule,
         rate_jump.RateJumpRule,
+        broken_loop.BrokenLoopRule,
         replica_mismatch.ReplicaMismatchRule,
         outlier_rank.OutlierRankRule,
         stalled.StalledRule,

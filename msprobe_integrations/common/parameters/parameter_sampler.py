@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msprobe_engine.core.guard import Guard, raise_of_training
-from msprobe_engine.core.records import FINER_COPY, LEFT_OPTIMIZER, NO_GRADIENT, Sample
+from msprobe_engine.core.records import FINER_COPY, LEFT_OPTIMIZER, NO_GRADIENT, NO_OPTIMIZER, Sample
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.common.parameters.source import ParameterValues
 from msprobe_integrations.common.parameters.updates import Updates
@@ -306,7 +306,7 @@ class ParameterSampler:
                     piece.note(FINER_COPY, str(main.dtype))
 
     def _note_untrained(self) -> None:
-        """Parameters that the update passes by: without a gradient, or in no optimizer any more."""
+        """Parameters that the update passes by: without a gradient, or in no optimizer (any more)."""
         if not self._probe.wanted(GRADIENTS):
             return
         owned = getattr(self.source, "owned", set)
@@ -321,6 +321,8 @@ class ParameterSampler:
                     before.add(name)
                 elif name in before:
                     found[name] = LEFT_OPTIMIZER
+                elif held:
+                    found[name] = NO_OPTIMIZER
 
     def _emit_unreduced(self) -> None:
         if not self._noted:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -31,3 +31,16 @@ def numbers_of(optimizer: Any, parameter: torch.Tensor) -> dict[str, torch.Tenso
             continue
         found[name] = unscaled(parameter, name) if unscaled is not None and tensor.dtype == torch.float16 else tensor
     return found
+
+
+def updates_done(optimizers: Sequence[Any]) -> int:
+    """Updates that the optimizers' own counters say were made (a checkpoint was loaded); 0 where there are none, or on a device."""
+    counts = [0]
+    for optimizer in optimizers:
+        state = next(iter(optimizer.state.values()), None)
+        count = state.get("step") if isinstance(state, dict) else None
+        if isinstance(count, torch.Tensor) and count.device.type == "cpu" and count.numel() == 1:
+            count = count.item()
+        if isinstance(count, (int, float)):
+            counts.append(int(count))
+    return max(counts)

@@ -13,6 +13,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
+from msprobe_engine.core.records import UPDATES_MADE
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
@@ -26,7 +27,7 @@ from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.monitor.targets import unwrapped
 from msprobe_integrations.torch.parameters.fsdp import UnshardedGradients
-from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
+from msprobe_integrations.torch.parameters.optimizer_states import numbers_of, updates_done
 from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_optimizer
 from msprobe_integrations.torch.tensors import dtensors
 
@@ -54,6 +55,8 @@ class PlainSource:
         self._probe = probe
         self._monitor = monitor
         self._optimizer = inner_optimizer(optimizer)
+        others = probe.parameters.optimizers
+        self._is_first = not others or inner_optimizer(others[0]) is self._optimizer
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._watch: ParameterSampler | None = None
         self._patches: UpdatePatches | None = None
@@ -83,7 +86,6 @@ class PlainSource:
     def _chosen(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
         own = {p for group in self._optimizer.param_groups for p in group["params"]}
         others = [inner_optimizer(other) for other in self._probe.parameters.optimizers]
-        first = not others or others[0] is self._optimizer
         taken = {p for other in others for group in getattr(other, "param_groups", ()) for p in group["params"]} - own
         root = unwrapped(model)
         numbers = layer_numbers(list(root.named_modules()))
@@ -91,7 +93,7 @@ class PlainSource:
             name = plain(path)
             if not parameter.requires_grad or not matches(name, self._monitor.targets, chunk):
                 continue
-            if parameter in own or (first and parameter not in taken):  # nobody's is the first optimizer's
+            if parameter in own or (self._is_first and parameter not in taken):  # nobody's is the first optimizer's
                 layer = layer_of(name, numbers)
                 yield name, parameter, chunk, {} if layer is None else {"layer": layer}
 
@@ -140,9 +142,11 @@ class PlainSource:
         return found
 
     def owned(self) -> set[Piece]:
-        """Those that are in a group of the optimizer now."""
+        """Those that are in a group of the optimizer now, themselves or as a float32 copy."""
         held = {p for group in self._optimizer.param_groups for p in group["params"]}
-        return {piece for piece in self.pieces if piece.parameter in held}
+        copies = {p.shape for p in held - {piece.parameter for piece in self.pieces} if p.dtype == torch.float32}
+        found = {piece for piece in self.pieces if piece.parameter in held}
+        return found | {piece for piece in self.pieces if piece.parameter.element_size() == 2 and piece.parameter.shape in copies}
 
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks of DDP, and of mesh dimensions along which the parameter is whole."""
@@ -252,6 +256,10 @@ class PlainSource:
         with watch.guard(_PART):
             for name, value in update_numbers(self._optimizer.param_groups).items():
                 watch.scalar(name, value)
+            if self._is_first and not torch.compiler.is_compiling():
+                with torch._C.DisableTorchFunction():
+                    if done := updates_done([self._optimizer]):
+                        watch.scalar(UPDATES_MADE, float(done))
         try:
             return self._at_update(watch, args, kwargs)
         except Exception as error:

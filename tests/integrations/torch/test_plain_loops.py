@@ -62,6 +62,50 @@ def test_steps_loss_and_evaluation() -> None:
     assert before.changed() == []
 
 
+def test_a_training_that_goes_on_in_evaluation_mode(caplog: pytest.LogCaptureFixture) -> None:
+    """All steps are seen but the first, which is said, and each says in which mode it is; evaluations beside them are no steps."""
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(7):
+            if number == 2:
+                model.eval()
+            if number == 6:
+                model.train()
+            with torch.no_grad():
+                model(cases.batch(70))
+            model(cases.batch(number)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [frame.step for frame in launch.frames] == [0, 1, 3, 4, 5, 6]
+    assert [frame.scalars.get("evaluation_mode") for frame in launch.frames] == [None, None, 1.0, 1.0, 1.0, None]
+    assert "step 2 is not watched: the model is trained in evaluation mode" in caplog.text
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+@pytest.mark.parametrize("cleared", ["not", "to none", "to zero", "through data", "behind the forward pass"])
+def test_gradients_that_nobody_clears(cleared: str, micro: int) -> None:
+    """A step says so when its backward passes add to the gradients of the update before."""
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(4):
+            for part in range(micro):
+                loss = model(cases.batch(number)).square().mean()
+                if cleared == "behind the forward pass" and part == 0:
+                    optimizer.zero_grad()
+                loss.backward()
+            torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+            optimizer.step()
+            if cleared.startswith("to"):
+                optimizer.zero_grad(set_to_none=cleared == "to none")
+            elif cleared == "through data":
+                for parameter in model.parameters():
+                    parameter.grad.data.zero_()
+    kept = [frame.scalars.get("gradients_kept") for frame in launch.frames]
+    assert kept == ([None, 1.0, 1.0, 1.0] if cleared == "not" else [None] * 4)
+
+
 def gan(rounds: int, critic: int) -> None:
     generator, discriminator = cases.two(1), cases.two(2)
     of_g = torch.optim.Adam(generator.parameters(), lr=0.01)

@@ -14,16 +14,19 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.log import warn_once, warning
+from msprobe_engine.core.records import EVALUATION_MODE, GRADIENTS_KEPT
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.requirements import MissingNameError, check, need
 from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.parameters.optimizer_states import updates_done
 from msprobe_integrations.torch.parameters.scaler import inner_optimizer
 from msprobe_integrations.torch.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.torch.tensors import dtensors
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
-from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains, updates_done
+from msprobe_integrations.torch.training.plain.kept_gradients import KeptGradients
+from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains
 from msprobe_integrations.torch.training.plain.step_boundary import StepBoundary
 from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
 
@@ -64,6 +67,8 @@ class PlainObserver(LoopObserver):
         self._collect_after = 0.0
         self._away = False
         self._without_graph = False
+        self._kept = KeptGradients()
+        self._evaluated = self._evaluation_mode = False
         self._stack = sight.updating
         self._loss: torch.Tensor | None = None
         self._first_loss: torch.Tensor | None = None
@@ -125,23 +130,23 @@ class PlainObserver(LoopObserver):
 
     # passes
 
-    def forward(self, *, training: bool, without_graph: bool = False) -> None:
+    def forward(self, *, training: bool, graph: bool = True) -> None:
         """The loop calls a model.
 
         Args:
-            training: in training mode, with gradients.
-            without_graph: in training mode, without: an evaluation, or checkpointing that makes the graph in the backward pass.
+            training: in training mode; in evaluation mode a pass is one of the training once an update has come of such a pass.
+            graph: with gradients. Without, in training mode: an evaluation, or checkpointing that makes the graph in the backward pass.
         """
-        self._without_graph = without_graph
+        self._evaluation_mode &= not training
+        self._without_graph, self._evaluated = training and not graph, graph and not training
         over = self._is_over()
-        if training:
+        if graph and (training or self._evaluation_mode):
             self._come_back()
             if over:
                 self.end()
             if not self.in_step:
                 self._begin()
-            if not without_graph:
-                self._rule.passed()
+            self._rule.passed()
         elif not self._stack:
             if over:
                 self.end()
@@ -156,6 +161,9 @@ class PlainObserver(LoopObserver):
         elif self._without_graph and not self.in_step:
             self._begin()
         self._rule.passed()
+        if not self._stack:
+            with self.safely("kept gradients"):
+                self._kept.backward()
         self._note_loss(tensors, given)
 
     def _is_over(self) -> bool:
@@ -254,6 +262,10 @@ class PlainObserver(LoopObserver):
                 self._stranger(optimizer)
             return
         self._come_back()
+        if self._evaluated and not self.in_step and not self._evaluation_mode:
+            self._evaluation_mode = True  # of the pass that it was made of nothing was seen
+            self.step += 1
+            warning(f"step {self.step - 1} is not watched: the model is trained in evaluation mode (model.eval()), which it was not before")
         if _size(optimizer) != self._sizes[key]:
             self._stale = True  # it has more parameters than before
         if not self._rule.first(key):
@@ -261,12 +273,16 @@ class PlainObserver(LoopObserver):
                 self._go_away()  # rows of a second update would stand beside those of the first
         elif optimizer is self._optimizers[0]:
             self._note_rate(optimizer)
+            facts = {EVALUATION_MODE: self._evaluation_mode, GRADIENTS_KEPT: len(self._optimizers) == 1 and self._kept.found}
+            self.note({name: 1.0 for name, holds in facts.items() if holds})
 
     def update_ends(self, optimizer: Any) -> None:
         key = id(optimizer)
         if key in self._sizes:
             found = getattr(optimizer, "found_inf", None)
             self._count(key, None if isinstance(found, torch.Tensor) else 0.0)
+            with self.safely("kept gradients"), _no_function():
+                self._kept.updated(optimizer)
 
     def left_out(self, optimizer: Any) -> None:
         """A scaler was asked for an update, and made none."""

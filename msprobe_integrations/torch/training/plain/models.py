@@ -102,19 +102,6 @@ def _outermost(modules: Sequence[nn.Module]) -> list[nn.Module]:
     return list({id(m): m for m in modules if id(m) not in inside}.values())
 
 
-def updates_done(optimizers: Sequence[Any]) -> int:
-    """Updates that the optimizers' own counters say were made (a checkpoint was loaded); 0 where there are none, or on a device."""
-    counts = [0]
-    for optimizer in optimizers:
-        for state in list(optimizer.state.values())[:1]:
-            count = state.get("step") if isinstance(state, dict) else None
-            if isinstance(count, torch.Tensor) and count.device.type == "cpu" and count.numel() == 1:
-                count = count.item()
-            if isinstance(count, (int, float)):
-                counts.append(int(count))
-    return max(counts)
-
-
 def say_not_watched(model: str) -> None:
     """An optimizer updates a model that has only been called in evaluation mode: while the training runs, not at its end alone."""
     if not current_rank():

@@ -224,8 +224,7 @@ class TrainingDetector:
             if self._enter(id(module)) and self.observer is not None:
                 if self._compiled_update:
                     self._tell_compiled_updates(self.observer)
-                grad = torch.is_grad_enabled()
-                self.observer.forward(training=inner.training and grad, without_graph=inner.training and not grad)
+                self.observer.forward(training=inner.training, graph=torch.is_grad_enabled())
 
     def _tell_compiled_updates(self, observer: PlainObserver) -> None:
         """``torch.compile(optimizer.step)``: that it has run is known at the next call of a model, of which optimizer is not."""
@@ -328,7 +327,7 @@ class TrainingDetector:
             if training and not all(id(m) in self._entries for m in modules) and any(map(self._trains, modules)):
                 self.found(modules)
             elif self.observer is not None:
-                self.observer.forward(training=training)
+                self.observer.forward(training=training, graph=training)
             if self.observer is not None and training:
                 self.observer.parts = _parts_of_loss(schedule)
         with self.within(schedule):

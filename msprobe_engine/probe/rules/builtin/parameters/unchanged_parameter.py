@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import FINER_COPY, Frame, Sample
+from msprobe_engine.core.records import FINER_COPY, NO_OPTIMIZER, Frame, Sample
 from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS
 from msprobe_engine.probe.rules.alert_factory import alert_at
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
@@ -84,6 +84,9 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
             return []
         has = self._gradients(table, partners)
         judged = has if not self.args.frozen else has | self._idle(table, partners)
+        outside = {name for name, why in frame.untrained.items() if why == NO_OPTIMIZER}  # the business of untrained_parameter
+        if outside:
+            judged = judged & ~np.array([self._watch.names[slot].split(" ", 1)[1] in outside for slot in view.slots.tolist()])
         # Two samples of one parameter share a slot; the last one counts.
         bad = np.zeros(view.size, np.bool_)
         known = np.zeros(view.size, np.bool_)

@@ -1,4 +1,4 @@
-"""Rule ``untrained_parameter``: a parameter gets no gradient any more, or none ever, or has left its optimizer."""
+"""Rule ``untrained_parameter``: a parameter gets no gradient any more, or none ever, or is in no optimizer."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import LEFT_OPTIMIZER, Frame
+from msprobe_engine.core.records import LEFT_OPTIMIZER, NO_GRADIENT, NO_OPTIMIZER, Frame
 from msprobe_engine.core.statistics.rows import COUNT, ZEROS, as_int64
 from msprobe_engine.probe.rules.alert_factory import excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
@@ -18,6 +18,9 @@ from msprobe_engine.probe.rules.layout import Layout
 
 _LONGER = 2
 """Times the longest gap before that a gap is longer than what is usual for a parameter."""
+
+
+_OUTSIDE = {LEFT_OPTIMIZER: "is in no optimizer any more", NO_OPTIMIZER: "has a gradient and is in no optimizer"}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -37,14 +40,15 @@ class _Gap:
 
 class UntrainedParameterRule(Rule):
     """Warnings for parameters that require a gradient and have none (or one of exact zeros) while others have: of those that had one for
-    `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters that were in an optimizer and are
-    in none any more, at once. Experts are the business of ``dead_expert``, and all of them without a gradient that of ``no_progress``."""
+    `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters with a gradient that no
+    optimizer has: for `patience` monitored steps, or at once where one had them before. Experts are the business of ``dead_expert``, and
+    all of them without a gradient that of ``no_progress``."""
 
     name = "untrained_parameter"
-    fires = "a parameter has no gradient any more, or never had one, while others have; or it has left its optimizer"
+    fires = "a parameter has no gradient any more, or never had one, while others have; or it has a gradient and is in no optimizer"
     meaning = (
-        "It is not trained: a branch that is not called or is detached, a parameter that was frozen on the way, or parameter groups "
-        "that were made again without it."
+        "It is not trained: a branch that is not called or is detached, a parameter that was frozen on the way, parameter groups that "
+        "were made again without it, or a module that was replaced when the optimizer was there."
     )
     next = "look for what changed in this step: detach, no_grad, requires_grad, conditions in forward, the groups of the optimizer"
     all_kinds = ("grad",)
@@ -55,7 +59,7 @@ class UntrainedParameterRule(Rule):
         self._gaps: dict[str, _Gap] = {}
         self._known: dict[str, int] = {}
         self._steps = 0
-        self._left: set[str] = set()
+        self._outside: dict[str, int] = {}
         self._layout: Layout | None = None
         self._rows: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         self._names: list[str] = []
@@ -71,9 +75,13 @@ class UntrainedParameterRule(Rule):
         for name, gap in self._gaps.items():
             if name not in without and gap.steps:
                 gap.steps, gap.longest, gap.said = 0, max(gap.longest, gap.steps), False
-        left = sorted(name for name, why in frame.untrained.items() if why == LEFT_OPTIMIZER and name not in self._left)
-        self._left.update(left)
-        alerts = [self._alert(frame, name, "is in no optimizer any more", 1) for name in left if not excluded(name, self.args.exclude)]
+        outside = {name: why for name, why in frame.untrained.items() if why != NO_GRADIENT and not excluded(name, self.args.exclude)}
+        self._outside = {name: self._outside.get(name, 0) + 1 for name in outside}
+        alerts = [
+            self._alert(frame, name, _OUTSIDE[why], self._outside[name])
+            for name, why in sorted(outside.items())
+            if self._outside[name] == (1 if why == LEFT_OPTIMIZER else self.args.patience)
+        ]
         alerts += [self._alert(frame, name, self._seen(name), self._gaps[name].steps) for name in fired]
         return note_rest(alerts[: self.args.max_alerts], len(alerts))
 
@@ -91,7 +99,7 @@ class UntrainedParameterRule(Rule):
         if zero.all():
             return None
         found = {self._names[i] for i in np.flatnonzero(zero)} - {self._names[i] for i in np.flatnonzero(~zero)}
-        found |= {name for name, why in frame.untrained.items() if why != LEFT_OPTIMIZER}
+        found |= {name for name, why in frame.untrained.items() if why == NO_GRADIENT}
         return {name for name in found if not EXPERT.match(name) and not excluded(name, self.args.exclude)}
 
     def _lasts(self, name: str) -> bool:

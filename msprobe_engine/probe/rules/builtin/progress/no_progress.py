@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import FINER_COPY, Frame
+from msprobe_engine.core.records import FINER_COPY, NO_GRADIENT, Frame
 from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64
 from msprobe_engine.probe.rules.alert_factory import scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
@@ -90,7 +90,10 @@ class NoProgressRule(Rule):
         if "grad" in self.kinds:
             rows = self._rows_of(frame, "grad_reduced")
             zero = bool((as_int64(rows)[:, ZEROS] == as_int64(rows)[:, COUNT]).all()) if len(rows) else None
-            alerts += self._count(frame, "all reduced gradients", "grad", zero, 0.0, "exactly zero", "gradients other than zero")
+            if zero is None and NO_GRADIENT in frame.untrained.values():
+                zero = True
+            what = "exactly zero" if len(rows) else "not there at the update"
+            alerts += self._count(frame, "all reduced gradients", "grad", zero, 0.0, what, "gradients other than zero")
         if "param" in self.kinds:
             still = self._params_stay(frame)
             alerts += self._count(frame, "all parameters", "param", still, 0.0, "unchanged by the optimizer step", "parameters that change")

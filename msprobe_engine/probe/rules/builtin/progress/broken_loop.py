@@ -1,0 +1,58 @@
+"""Rule ``broken_loop``: what the program itself shows to be wrong with its loop, whatever the numbers of the training are."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import EVALUATION_MODE, GRADIENTS_KEPT, UPDATES_MADE, Frame
+from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.arguments import LastingArgs, arg
+from msprobe_engine.probe.rules.stateful_rule import LastingRule
+from msprobe_engine.probe.rules.tracked_series import Episodes
+
+_FACTS = {
+    EVALUATION_MODE: ("a model in training mode", "trained in evaluation mode (model.eval()), which it was not before: no dropout"),
+    GRADIENTS_KEPT: ("gradients that are cleared after an update", "the backward pass adds to the gradients of the update before"),
+}
+
+
+@dataclass(frozen=True, kw_only=True)
+class BrokenLoopArgs(LastingArgs):
+    recovery: int = arg(1, "monitored steps without it after which it counts as ended, which is said, too", minimum=1)
+
+
+class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
+    """Warnings when the optimizer counts fewer updates than it did, and no more than there were steps since (number ``updates_made`` of the
+    step), when the model is trained in evaluation mode (``evaluation_mode``), and when gradients are not cleared between two updates
+    (``gradients_kept``)."""
+
+    name = "broken_loop"
+    fires = (
+        "the optimizer has lost its state; the model is trained in evaluation mode, in which it was not before; or gradients are not "
+        "cleared between two updates"
+    )
+    meaning = "An optimizer was made anew, or its state was cleared; model.train() is missing behind an evaluation; zero_grad is missing."
+    next = "look for what the loop does before this step: what it loads and makes, an evaluation, zero_grad"
+    all_kinds = ("step",)
+    args_type = BrokenLoopArgs
+
+    def setup(self) -> None:
+        self._made = 0.0
+        self._step = 0
+        self._episodes = {name: Episodes(self.args.patience, self.args.recovery) for name in _FACTS}
+
+    def check(self, frame: Frame) -> list[Alert]:
+        alerts: list[Alert] = []
+        made, before = frame.scalars.get(UPDATES_MADE), self._made
+        if made is not None and not self.left_out(UPDATES_MADE):
+            lost = made < before and made <= frame.step - self._step  # else it went back to an earlier checkpoint
+            self._made, self._step = made, frame.step
+            if lost:
+                seen = f"the optimizer counts {number(made)} updates, and {number(before)} before: its state is lost"
+                alerts.append(scalar_alert(frame, UPDATES_MADE, "step", rule=self, value=made, expected="a count that grows", seen=seen))
+        for name, said in _FACTS.items():
+            if not self.left_out(name):
+                holds = frame.scalars.get(name, 0.0)
+                alerts += self.say_number(frame, name, holds > 0.0, holds, lambda said=said: said, episodes=self._episodes[name])  # type: ignore[misc]
+        return alerts
