@@ -54,7 +54,7 @@ def receive(pipe: Connection, root: Path) -> None:
 
     def take(peer: Peer, header: Mapping[str, Any], payload: memoryview) -> None:
         for call in spool.add(peer, header, payload):
-            spool.checked(call)
+            spool.mark_checked(call)
         spool.finished.clear()
 
     server = Server(Address(HOST, 0), take, ServerOptions(), lambda event: print(event.message) if event.bad else None, spool.last)

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.moments import POOL, Floats, counting, definite, dominant, moments, symmetric
+from msprobe_engine.accuracy.moments import POOL, Floats, build_position_rows, definite, dominant, moments, symmetric
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.dump.dump_table import WORDS_OF_NUMBERS
@@ -92,7 +92,7 @@ def draw(item: Mapping[str, Any], seed_text: str, purpose: str = PLAIN, axis: in
     if kind.kind in "iu":
         return _integers(rng, shape, found, kind, purpose, axis)
     values = _floats(rng, shape, found)
-    values = _shaped(values, purpose)
+    values = _shape_for_purpose(values, purpose)
     with np.errstate(over="ignore"):
         return values.astype(kind)
 
@@ -188,7 +188,7 @@ def _floats(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics)
     low, high = (float(n) for n in _range(found))
     special = found.nans + found.positive + found.negative
     if special == 0:
-        pattern = counting(shape, *found[:4])
+        pattern = build_position_rows(shape, *found[:4])
         if pattern is not None:
             return pattern
         return moments(rng, count, low, high, _mean(found, low, high), found.norm).reshape(shape)
@@ -240,7 +240,7 @@ def _causal(rows: int, columns: int) -> npt.NDArray[np.bool_]:
     return np.arange(columns)[None, :] > np.arange(rows)[:, None] + max(columns - rows, 0)
 
 
-def _shaped(values: Floats, purpose: str) -> Floats:
+def _shape_for_purpose(values: Floats, purpose: str) -> Floats:
     """Values in the form that an operator needs."""
     if purpose in (SORTED, OFFSETS):
         return np.sort(values, axis=-1)
@@ -292,7 +292,7 @@ def _integers(rng: np.random.Generator, shape: tuple[int, ...], found: Statistic
         unique = _unique(rng, shape, low, high, axis)
         if unique is not None:
             return unique.astype(kind)
-    if (pattern := counting(shape, *found[:4])) is not None and purpose != SORTED:
+    if (pattern := build_position_rows(shape, *found[:4])) is not None and purpose != SORTED:
         return pattern.astype(kind)
     if purpose == DISTINCT and shape:
         distinct = _unique(rng, (count,), low, high, 0)

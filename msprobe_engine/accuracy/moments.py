@@ -14,7 +14,9 @@ POOL = 1 << 20
 """More values than a few times this many are chosen out of this many."""
 
 
-def counting(shape: tuple[int, ...], low: float | None, high: float | None, mean: float | None, norm: float | None) -> Floats | None:
+def build_position_rows(
+    shape: tuple[int, ...], low: float | None, high: float | None, mean: float | None, norm: float | None
+) -> Floats | None:
     """Rows that count from the smallest value to the largest (positions), when the moments say so; else None."""
     if low is None or high is None or mean is None or norm is None or not shape or shape[-1] < 3 or high - low != shape[-1] - 1:
         return None

@@ -157,10 +157,10 @@ def _as_ours(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mapping[st
         done.add(name)
         match = others.get(name, [])
         if seen[name] > 1 or len(match) > 1:
-            cells = _skipped(name, "the name stands more than once in a file")
+            cells = _build_skipped_row(name, "the name stands more than once in a file")
         elif not match:
             found.missing.append((name, "first file"))
-            cells = _skipped(name, "the second file has no such row")
+            cells = _build_skipped_row(name, "the second file has no such row")
         else:
             cells = _our_row(name, row, match[0])
         status = cells["比对结果"]
@@ -183,15 +183,15 @@ def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[
     beside = {key: (npu if key.endswith("NPU") else gpu).get(column, BLANK) for key, column in ours.items()}
     verdict = _our_verdict(npu, gpu) if "Units" in npu and "Units" in gpu else None
     if npu.get("Status") == SKIP or gpu.get("Status") == SKIP:
-        return _skipped(name, npu.get("Message") or gpu.get("Message") or _NOT_COMPARED) | beside
+        return _build_skipped_row(name, npu.get("Message") or gpu.get("Message") or _NOT_COMPARED) | beside
     try:
         if not dtype.strip() or dtypes.plain_name(dtype) in standards.WITHOUT or dtype.startswith("<class"):
             raise NoValue(_NOT_COMPARED)
-        judged = _judged(bare_api(name), dtype, npu, gpu)
+        judged = _judge_row(bare_api(name), dtype, npu, gpu)
     except NoValue as error:
         if verdict is None:
-            return _skipped(name, npu.get("Message") or str(error)) | beside
-        return {**_skipped(name, verdict[1]), "比对结果": verdict[0]} | beside
+            return _build_skipped_row(name, npu.get("Message") or str(error)) | beside
+        return {**_build_skipped_row(name, verdict[1]), "比对结果": verdict[0]} | beside
     cells = _cells(name, judged, repr)
     cells["Message"] = "\n".join(judged.reasons)
     if verdict is not None:
@@ -200,7 +200,7 @@ def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[
     return cells | beside
 
 
-def _judged(api: str, dtype: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> Judged:
+def _judge_row(api: str, dtype: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> Judged:
     """By the older rules, which look at the API; files of the newer version have only what its own need."""
     try:
         return judge_rows(api, dtype, npu, gpu, standards.OLD, strict=False)
@@ -236,7 +236,7 @@ def _as_existing(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mappin
     for row in npu:
         name = row["API Name"]
         if len(name.split(".")) not in _SEGMENTS:
-            _add(found, _skipped(name, f"{name} is no name of a result"))
+            _add(found, _build_skipped_row(name, f"{name} is no name of a result"))
             found.results.append((name, SKIP, SKIP, f"{name} is no name of a result"))
             continue
         match = others.get(name, [])
@@ -247,18 +247,18 @@ def _as_existing(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mappin
             raise UsageError(f"{one_line(where)}: {one_line(name)} stands there {len(match)} times; every row has one name")
         dtype = row["DEVICE Dtype"]
         if not dtype.strip() or dtype.removeprefix("torch.") in standards.WITHOUT or row.get("Shape") == "(0,)":
-            cells, status = _skipped(name, row.get("Message", "")), SKIP
+            cells, status = _build_skipped_row(name, row.get("Message", "")), SKIP
         else:
             try:
                 judged = judge_rows(bare_api(name), dtype, row, match[0], compat, strict=True)
             except NoValue as error:
-                _add(found, _skipped(name, str(error)))
+                _add(found, _build_skipped_row(name, str(error)))
                 found.results.append((name, SKIP, SKIP, str(error)))
                 continue
-            cells, status = _cells(name, judged, _fixed), judged.status
+            cells, status = _cells(name, judged, _format_fixed), judged.status
             for key in ("error_rate", "thousandth"):
                 if key in judged.values and COLUMNS[key] in numeric:
-                    cells[VALUE_COLUMNS[key]] = _fixed(float(judged.values[key]))
+                    cells[VALUE_COLUMNS[key]] = _format_fixed(float(judged.values[key]))
             cells["Message"] = "\n".join(judged.reasons)
         _add(found, cells)
         call = call_of(name)
@@ -308,7 +308,7 @@ def _add(found: Compared, cells: dict[str, str]) -> None:
     found.counts[cells["比对结果"]] = found.counts.get(cells["比对结果"], 0) + 1
 
 
-def _skipped(name: str, reason: str) -> dict[str, str]:
+def _build_skipped_row(name: str, reason: str) -> dict[str, str]:
     return {"API Name": name, "比对结果": SKIP, "Message": reason}
 
 
@@ -319,7 +319,7 @@ def _cells(name: str, judged: Judged, number: object) -> dict[str, str]:
     return cells | {STATUS_COLUMNS[key]: status for key, status in judged.statuses.items()}
 
 
-def _fixed(value: float) -> str:
+def _format_fixed(value: float) -> str:
     return f"{value:.14f}"
 
 

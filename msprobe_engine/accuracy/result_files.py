@@ -119,7 +119,7 @@ class ResultFiles:
         self._check(header, self._form.details_columns, self.details_path, end)
         kept = [row for row in rows if call_of(_first(row)) in self.done]
         if end == 0 or len(kept) != len(rows):
-            self._details = _replaced(self._details, self.details_path, [_BOM, join(self._form.details_columns), *kept])
+            self._details = _replace_file(self._details, self.details_path, [_BOM, join(self._form.details_columns), *kept])
         else:
             os.ftruncate(self._details, end)
 
@@ -159,7 +159,7 @@ class ResultFiles:
                     continue
                 ordered = [row for _, row in sorted(zip(calls, rows), key=lambda pair: pair[0])]
                 fd = self._result if path is self.result_path else self._details
-                fd = _replaced(fd, path, [_BOM, join(columns), *ordered])
+                fd = _replace_file(fd, path, [_BOM, join(columns), *ordered])
                 self._result, self._details = (fd, self._details) if path is self.result_path else (self._result, fd)
 
     def done_results(self, order: Sequence[str] = ()) -> Iterator[CallResult]:
@@ -256,7 +256,7 @@ def _dicts(path: Path) -> Iterator[dict[str, str]]:
         yield dict(zip(header, map(plain_name, _cells(row))))
 
 
-def _replaced(fd: int, path: Path, parts: list[bytes | memoryview]) -> int:
+def _replace_file(fd: int, path: Path, parts: list[bytes | memoryview]) -> int:
     """Another file in the place of this one, at once; its lock passes over."""
     with WholeFile(path) as whole:
         whole.file.writelines(parts)

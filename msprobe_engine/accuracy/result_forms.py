@@ -13,7 +13,7 @@ import numpy as np
 
 from msprobe_engine.accuracy.results import SKIP, WARNING, CallResult, Metric, TensorResult
 from msprobe_engine.accuracy.verdict import standards
-from msprobe_engine.accuracy.verdict.existing import shown
+from msprobe_engine.accuracy.verdict.existing import select_written_metrics
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS
 from msprobe_engine.core.dtypes import float_type, plain_name
 from msprobe_engine.core.io.safe_cells import safe_cell, utf8
@@ -84,7 +84,7 @@ class Form:
         api = bare_api(tensor.name)
         standard = standards.standard_of(api, tensor.device_dtype, self.compat)
         size = int(np.prod(tensor.shape)) if tensor.shape else 1
-        keys = shown(tensor.metrics, standard, tensor.device_dtype, size, tensor.old_status, self.compat)
+        keys = select_written_metrics(tensor.metrics, standard, tensor.device_dtype, size, tensor.old_status, self.compat)
         return [self._compat_cell(key, tensor.metrics.get(key), tensor) if key in keys else BLANK for key in COLUMNS]
 
     def _compat_cell(self, key: str, value: Metric, tensor: TensorResult) -> str:
@@ -127,7 +127,7 @@ def number(value: Metric) -> str:
 
 def _our_cells(tensor: TensorResult) -> list[str]:
     size = int(np.prod(tensor.shape)) if tensor.shape else 1
-    keys = shown(tensor.metrics, tensor.standard, tensor.device_dtype, size, tensor.old_status) | _ALWAYS
+    keys = select_written_metrics(tensor.metrics, tensor.standard, tensor.device_dtype, size, tensor.old_status) | _ALWAYS
     return [number(tensor.metrics.get(key)) if key in keys else BLANK for key in COLUMNS]
 
 

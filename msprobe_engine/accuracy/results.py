@@ -124,7 +124,7 @@ class CallResult:
         return self.forward == SKIP and self.backward in (SKIP, NOT_RUN)
 
 
-def skipped(name: str, reason: str) -> CallResult:
+def build_skipped_result(name: str, reason: str) -> CallResult:
     """Result of a call that is not checked, with the reason that the files give."""
     return CallResult(name, SKIP, NOT_RUN, reason, ())
 
@@ -136,7 +136,7 @@ def not_judged(name: str, error: Exception) -> CallResult:
         if "msprobe_" in frame.filename:
             place = f" ({os.path.basename(frame.filename)}:{frame.lineno})"
     text = (str(error).splitlines() or [""])[0][:300]
-    return skipped(name, f"{NOT_JUDGED}: {type(error).__name__}: {text}{place}")
+    return build_skipped_result(name, f"{NOT_JUDGED}: {type(error).__name__}: {text}{place}")
 
 
 def worst(tensors: tuple[TensorResult, ...] | list[TensorResult]) -> str:

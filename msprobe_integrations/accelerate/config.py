@@ -6,7 +6,7 @@ import os
 import sys
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config.collect.resolved import Resolved, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import Resolved, flatten_tree, plain_data, resolve_settings
 from msprobe_integrations.requirements import MissingNameError, need
 
 if TYPE_CHECKING:
@@ -35,14 +35,14 @@ def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
         data = plain_data(plugin)
         if isinstance(data, dict):
             data.pop("hf_ds_config", None)  # told by DeepSpeed itself
-            values.update(flattened({f"accelerate.{name}": data}))
+            values.update(flatten_tree({f"accelerate.{name}": data}))
     steps = plain_data(_shared(module, "GradientState").get("plugin_kwargs"))
     if isinstance(steps, dict):
         if steps.get("num_steps") == 1:  # the default; Transformers says it too, and accumulates by itself
             del steps["num_steps"]
         values.update({f"accelerate.gradient_accumulation_{name.removeprefix('num_')}": value for name, value in steps.items()})
     variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ}
-    return told(values, "accelerate", variables=variables)
+    return resolve_settings(values, "accelerate", variables=variables)
 
 
 def _shared(module: Any, name: str) -> dict[str, Any]:

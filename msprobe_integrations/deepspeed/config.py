@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved, flattened, plain_data, same, told
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved, flatten_tree, plain_data, resolve_settings, same
 from msprobe_integrations.deepspeed.key import KEY
 
 if TYPE_CHECKING:
@@ -50,15 +50,15 @@ def _of(engine: Any, config: Any, arguments: list[str]) -> dict[str, Resolved]:
     given = getattr(config, "_param_dict", None)
     given = dict(given) if isinstance(given, Mapping) else {}
     given.pop(KEY, None)
-    said = flattened({str(k): plain_data(v) for k, v in given.items()})
+    said = flatten_tree({str(k): plain_data(v) for k, v in given.items()})
     values = _values(config)
     for name in ("optimizer", "scheduler"):
         kind = plain_data(getattr(config, f"{name}_name", None))
         parameters = plain_data(getattr(config, f"{name}_params", None))
         if kind:
-            values.update(flattened({name: {"type": kind, "params": parameters if isinstance(parameters, dict) else {}}}))
+            values.update(flatten_tree({name: {"type": kind, "params": parameters if isinstance(parameters, dict) else {}}}))
     values.update({name: value for name, value in said.items() if name not in values})  # sections that DeepSpeed reads later
-    found = told(values, "deepspeed", defaults=_defaults(config))
+    found = resolve_settings(values, "deepspeed", defaults=_defaults(config))
     file, raw = _file(engine, given, arguments)
     for name, one in found.items():
         if name in raw and raw[name] == "auto":
@@ -81,7 +81,7 @@ def _values(config: Any) -> dict[str, Any]:
         if not isinstance(data, dict) and hasattr(section, "__dict__"):  # not all of them are models of pydantic
             data = plain_data({name: value for name, value in vars(section).items() if not name.startswith("_")})
         if isinstance(data, dict):
-            values.update(flattened({key: data}))
+            values.update(flatten_tree({key: data}))
     return values
 
 
@@ -93,7 +93,7 @@ def _defaults(config: Any) -> dict[str, Any]:
         for name, one in getattr(type(section), "model_fields", {}).items():
             if not one.is_required():
                 found[f"{key}.{name}"] = one.get_default(call_default_factory=True)
-    return flattened({name: plain_data(value) for name, value in found.items()})
+    return flatten_tree({name: plain_data(value) for name, value in found.items()})
 
 
 def _file(engine: Any, given: Mapping[str, Any], arguments: list[str]) -> tuple[str, dict[str, Any]]:
@@ -110,5 +110,5 @@ def _file(engine: Any, given: Mapping[str, Any], arguments: list[str]) -> tuple[
         except (OSError, ValueError, RecursionError):
             continue
         if isinstance(raw, dict) and raw and set(raw) - {KEY} <= set(given):
-            return place, flattened(raw)
+            return place, flatten_tree(raw)
     return "", {}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config.collect.resolved import Resolved, flags_of, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import Resolved, flags_of, flatten_tree, plain_data, resolve_settings
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config.sources import Reach
@@ -34,10 +34,12 @@ def resolved(reach: Reach) -> dict[str, Resolved]:
     hparams = plain_data(dict(getattr(module, "hparams", {}) or {}))
     line = list(reach.arguments)
     flags = {**_of_cli(line, "trainer.", values), **flags_of(line, values)}
-    found = told({name: value for name, value in values.items() if value is not None}, "lightning", defaults=defaults, flags=flags)
-    own = flattened({"hparams": hparams}) if hparams else {}
+    found = resolve_settings(
+        {name: value for name, value in values.items() if value is not None}, "lightning", defaults=defaults, flags=flags
+    )
+    own = flatten_tree({"hparams": hparams}) if hparams else {}
     given = {f"hparams.{name}": flag for name, flag in {**_of_cli(line, "model.", hparams), **flags_of(line, hparams)}.items()}
-    return {**found, **told(own, "lightning", flags=given)}
+    return {**found, **resolve_settings(own, "lightning", flags=given)}
 
 
 def _of_cli(line: list[str], prefix: str, names: Any) -> dict[str, str]:

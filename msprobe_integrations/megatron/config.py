@@ -10,7 +10,7 @@ import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config.collect.resolved import CODE, DEFAULT, Resolved, flags_of, told
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, Resolved, flags_of, resolve_settings
 from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
@@ -41,10 +41,10 @@ def resolved(reach: Reach) -> dict[str, Resolved]:
         found.update(of_arguments(args, list(reach.arguments)))
     for one in reach.objects:
         for config in _configs(one):
-            made = told(_fields(config), "megatron", defaults=_defaults(type(config)))
+            made = resolve_settings(_fields(config), "megatron", defaults=_defaults(type(config)))
             found.update({name: value for name, value in made.items() if name not in found})
     if found:
-        measured = told(_measured(), "megatron")
+        measured = resolve_settings(_measured(), "megatron")
         found.update({name: value for name, value in measured.items() if name not in found})
     return found
 
@@ -69,7 +69,7 @@ def of_arguments(args: Mapping[str, Any], line: list[str]) -> dict[str, Resolved
     flags = {name: flag for name, flag in flags.items() if name in args} or flags_of(line, args)
     known = flags_of(line, [name for name in args if name not in defaults])  # of the script's own options
     variables = {name: variable for name, variable in _VARIABLES.items() if os.environ.get(variable) == str(args.get(name))}
-    found = told(args, "megatron", defaults=defaults, flags={**known, **flags}, variables=variables)
+    found = resolve_settings(args, "megatron", defaults=defaults, flags={**known, **flags}, variables=variables)
     file = args.get("yaml_cfg")
     if isinstance(file, str) and file:
         found = {name: one._replace(origin="file", where=file) if one.origin == CODE else one for name, one in found.items()}

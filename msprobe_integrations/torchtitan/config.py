@@ -5,7 +5,7 @@ from __future__ import annotations
 import dataclasses
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config.collect.resolved import CODE, FILE, Resolved, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import CODE, FILE, Resolved, flatten_tree, plain_data, resolve_settings
 
 if TYPE_CHECKING:
     from msprobe_integrations.torch.config.sources import Reach
@@ -26,15 +26,15 @@ def resolved(reach: Reach) -> dict[str, Resolved]:
     if config is None:
         return {}
     line = list(reach.arguments)
-    values = flattened(plain_data(config))
-    found = told(values, "torchtitan", defaults=flattened(_defaults(config)), flags=_flags(line, values))
+    values = flatten_tree(plain_data(config))
+    found = resolve_settings(values, "torchtitan", defaults=flatten_tree(_defaults(config)), flags=_flags(line, values))
     file = _file(line)
     if file:
         found = {name: one._replace(origin=FILE, where=file) if one.origin == CODE else one for name, one in found.items()}
     dims = getattr(trainer, "parallel_dims", None)
     if dataclasses.is_dataclass(dims):
         sizes = {f"parallel_dims.{name}": value for name, value in plain_data(dims).items() if isinstance(value, (int, bool))}
-        found.update(told(sizes, "torchtitan"))
+        found.update(resolve_settings(sizes, "torchtitan"))
     return found
 
 

@@ -6,7 +6,7 @@ import dataclasses
 import os
 from typing import TYPE_CHECKING, Any
 
-from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved, flags_of, flattened, plain_data, told
+from msprobe_engine.config.collect.resolved import CODE, DEFAULT, FILE, Resolved, flags_of, flatten_tree, plain_data, resolve_settings
 from msprobe_engine.core.guard import raise_of_training
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def resolved(reach: Reach) -> dict[str, Resolved]:
             "optimizer.class": _class_of(trainer.optimizer),
             "lr_scheduler.class": _class_of(trainer.lr_scheduler),
         }
-        found.update(told({name: value for name, value in measured.items() if value is not None}, "transformers"))
+        found.update(resolve_settings({name: value for name, value in measured.items() if value is not None}, "transformers"))
     for one in (*reach.models, *(getattr(trainer, "model", None) for trainer in trainers)):
         config = _config_of(one)
         if config is not None:
@@ -57,7 +57,7 @@ def _of_arguments(args: Any, line: list[str]) -> dict[str, Resolved]:
     flags = flags_of(line, values)
     file = next((word for word in line[:1] if word.endswith((".json", ".yaml", ".yml"))), "")  # HfArgumentParser reads it
     variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ and name in values}
-    found = told(values, "transformers", defaults=defaults, flags=flags, variables=variables)
+    found = resolve_settings(values, "transformers", defaults=defaults, flags=flags, variables=variables)
     if file:
         found = {name: one._replace(origin=FILE, where=file) if one.origin == CODE else one for name, one in found.items()}
     return found
@@ -83,6 +83,6 @@ def _of_model(config: Any) -> dict[str, Resolved]:
         raise_of_training(error)
         defaults = {}
     where = getattr(config, "_name_or_path", "") or ""
-    found = told(flattened({"model": values}), "transformers", defaults=flattened({"model": defaults}))
+    found = resolve_settings(flatten_tree({"model": values}), "transformers", defaults=flatten_tree({"model": defaults}))
     origin = FILE if where else CODE
     return {name: one if one.origin == DEFAULT else one._replace(origin=origin, where=str(where)) for name, one in found.items()}

@@ -29,7 +29,7 @@ from msprobe_engine.accuracy.results import SKIP, CallResult, TensorResult
 from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict.existing import comparable, old_status
 from msprobe_engine.accuracy.verdict.judge import judge
-from msprobe_engine.accuracy.verdict.metrics import COLUMNS, working
+from msprobe_engine.accuracy.verdict.metrics import COLUMNS, convert_to_working_types
 from msprobe_engine.accuracy.verdict.standards import _forms
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.dtypes import float_type
@@ -68,7 +68,7 @@ def judged(case: Case, number: int, version: str) -> TensorResult:
     found = judge(case.api, name(case, number), bench, device, one, two)
     if not tensors:
         return found
-    b, d = working(bench, device, two)
+    b, d = convert_to_working_types(bench, device, two)
     metrics = found.metrics if comparable(b.dtype.name, d.dtype.name, version) else {}
     status = old_status(b, d, two, metrics, version)
     return TensorResult(found.name, found.shape, one, two, metrics, found.standard, found.status, "", status, found.units)

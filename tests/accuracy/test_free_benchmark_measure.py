@@ -17,7 +17,7 @@ from hypothesis.extra import numpy as arrays
 
 from msprobe_engine.accuracy.free_benchmark import perturb as perturbing
 from msprobe_engine.accuracy.free_benchmark.judge import Judgement, Measured, decide, judge, measure, norm_of
-from msprobe_engine.accuracy.free_benchmark.perturb import NOISE, Unperturbed, perturb, rounded
+from msprobe_engine.accuracy.free_benchmark.perturb import NOISE, Unperturbed, perturb, round_to_bfloat16
 from msprobe_engine.accuracy.free_benchmark.preheat import START, Preheat
 from msprobe_engine.accuracy.free_benchmark.reference import Agreement
 from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
@@ -33,7 +33,7 @@ TYPES = ("float16", "float32", "float64", "bfloat16")
 
 def numbers(values: list[Any], dtype: str) -> np.ndarray:
     """An array as `perturb` takes it."""
-    return rounded(np.array(values, np.float32)) if dtype == "bfloat16" else np.array(values, dtype)
+    return round_to_bfloat16(np.array(values, np.float32)) if dtype == "bfloat16" else np.array(values, dtype)
 
 
 @pytest.mark.parametrize("dtype", TYPES)
@@ -82,8 +82,8 @@ def test_what_cannot_be_changed_is_said(values: Any, mode: str) -> None:
 @hypothesis.given(arrays.arrays(np.float32, st.integers(0, 20), elements=st.floats(width=32)))
 def test_rounding_to_bfloat16_is_to_the_nearest(values: np.ndarray) -> None:
     """What has its lower bits cleared stays; nothing moves by more than half a unit."""
-    found = rounded(values)
-    np.testing.assert_array_equal(rounded(found), found)
+    found = round_to_bfloat16(values)
+    np.testing.assert_array_equal(round_to_bfloat16(found), found)
     finite = np.isfinite(values) & np.isfinite(found)
     unit = np.ldexp(1.0, np.maximum(np.frexp(values[finite].astype(np.float64))[1] - 1, -126) - 7)
     assert (np.abs(found[finite].astype(np.float64) - values[finite]) <= unit / 2).all()
@@ -93,7 +93,7 @@ def test_rounding_to_bfloat16_is_to_the_nearest(values: np.ndarray) -> None:
 def test_rounding_alone_is_no_difference(dtype: str) -> None:
     """Values of all magnitudes, subnormal ones too: a float32 result and its rounding are consistent. (8.1.1 reports a softmax.)"""
     exact = np.concatenate([np.logspace(-12, 4, 4001), -np.logspace(-12, 4, 4001)]).astype(np.float32)
-    low = exact.astype(np.float16) if dtype == "float16" else rounded(exact)
+    low = exact.astype(np.float16) if dtype == "float16" else round_to_bfloat16(exact)
     found = judge(low, exact, dtype, "float32", "improve_precision")
     assert found.consistent, found
 
@@ -150,8 +150,8 @@ def test_the_files(tmp_path: Path) -> None:
         ["1", "bit_noise", "forward", "3", "'=1+1", "symbol_flipping", "Float16", "(2,)", "1"],
     ]
     assert os.stat(tmp_path / "d" / "free_benchmark.csv").st_mode & 0o777 == 0o640
-    first.looked("Mint.sub").add(Judgement(False, 0.5, False, 0.1), 0.01)
-    first.looked("Mint.sub").skip("random")
+    first.get_counts("Mint.sub").add(Judgement(False, 0.5, False, 0.1), 0.01)
+    first.get_counts("Mint.sub").skip("random")
     assert "1 results compared, 1 differ" in first.text()
     path = first.summary(4)
     assert path is not None

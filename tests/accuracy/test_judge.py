@@ -13,7 +13,7 @@ import torch
 
 from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.accuracy.precheck.calls import Call
-from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, skipped, worst
+from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, build_skipped_result, worst
 from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict import condition, metrics, standards
 from msprobe_engine.accuracy.verdict.judge import judge
@@ -193,7 +193,7 @@ def test_results_travel() -> None:
     call = CallResult("Torch.exp.0", worst([tensor]), tensors=(tensor,), seconds=0.5)
     assert CallResult.from_json(call.to_json()) == call == pickle.loads(pickle.dumps(call))
     assert call.passed
-    assert skipped("Torch.rand.0", "random").skipped
+    assert build_skipped_result("Torch.rand.0", "random").skipped
     with pytest.raises(UsageError, match="no result of a call"):
         CallResult.from_json({"name": "x"})
     with pytest.raises(UsageError, match="no result of a tensor"):

@@ -57,7 +57,7 @@ def _read_all(reader: FrameReader, data: bytes, sizes: Iterator[int]) -> list[Fr
         target[:count] = data[at : at + count]
         at += count
         while True:
-            found = list(reader.received(count))
+            found = list(reader.parse_received(count))
             frames += [f._replace(payload=memoryview(bytes(f.payload))) for f in found if isinstance(f, Frame)]
             if not found or not isinstance(found[-1], Need):
                 break
@@ -227,15 +227,15 @@ def test_pace_counts_only_the_time_in_which_this_end_reads() -> None:
     """Silence and slowness are the other end's; a pause of ours, at any place, is not held against it."""
     look: dict[str, Any] = {"reading": True, "heard": True, "complete": True, "inside": 0}
     pace = Pace(1000.0, 10.0, 100.0)
-    assert pace.look(1001.0, **look) == ""
-    assert pace.look(1002.0, **look | {"reading": False}) == ""
-    assert pace.look(1500.0, **look | {"complete": False, "inside": 50, "heard": False}) == ""
-    assert pace.look(1505.0, **look | {"complete": False, "inside": 50}) == ""
-    assert pace.look(1506.0, **look | {"reading": False, "complete": False, "inside": 50}) == ""
-    assert pace.look(1700.0, **look | {"reading": False, "complete": False, "inside": 50}) == ""
-    assert pace.look(1704.0, **look | {"complete": False, "inside": 50}) == ""
-    assert "too slow" in pace.look(1712.0, **look | {"complete": False, "inside": 50})
-    assert "nothing was heard" in Pace(0.0, 10.0, 100.0).look(11.0, reading=True, heard=False, complete=False, inside=0)
+    assert pace.find_problem(1001.0, **look) == ""
+    assert pace.find_problem(1002.0, **look | {"reading": False}) == ""
+    assert pace.find_problem(1500.0, **look | {"complete": False, "inside": 50, "heard": False}) == ""
+    assert pace.find_problem(1505.0, **look | {"complete": False, "inside": 50}) == ""
+    assert pace.find_problem(1506.0, **look | {"reading": False, "complete": False, "inside": 50}) == ""
+    assert pace.find_problem(1700.0, **look | {"reading": False, "complete": False, "inside": 50}) == ""
+    assert pace.find_problem(1704.0, **look | {"complete": False, "inside": 50}) == ""
+    assert "too slow" in pace.find_problem(1712.0, **look | {"complete": False, "inside": 50})
+    assert "nothing was heard" in Pace(0.0, 10.0, 100.0).find_problem(11.0, reading=True, heard=False, complete=False, inside=0)
 
 
 def test_many_connections_do_not_exhaust_the_server(target: tuple[Server, Kept]) -> None:

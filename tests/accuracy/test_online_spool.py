@@ -153,8 +153,8 @@ def test_a_step_without_an_end_is_a_dump_that_says_so(tmp_path: Path) -> None:
     """A training that was killed leaves what it has sent: records without statistics, marked as incomplete."""
     spool = Spool(tmp_path / "spool", keep=True)
     put(spool, 1, calls(0, FORWARD))
-    (call,) = spool.end(SESSION)
-    spool.checked(call)
+    (call,) = spool.end_session(SESSION)
+    spool.mark_checked(call)
     dump = open_dump(tmp_path / "spool").load(0, 0)
     assert list(dump.entries) == [FORWARD]
     assert dump.header["complete"] is False
@@ -259,7 +259,7 @@ def test_damaged_messages_do_no_harm(tmp_path_factory: pytest.TempPathFactory, a
     with contextlib.suppress(DumpFormatError):
         for call in spool.add(Peer(SESSION, 0, 1), header, memoryview(damaged[: max(cut, 1)])):
             assert call.message()["name"] == call.name
-    for call in spool.end(SESSION):
+    for call in spool.end_session(SESSION):
         assert call.message()["name"] == call.name
 
 

@@ -320,7 +320,11 @@ def test_a_revocation_outlives_its_list(tmp_path: Path) -> None:
     for lost in (lambda: (tmp_path / "ca" / "crl.pem").unlink(), lambda: (tmp_path / "ca" / "crl.pem").write_bytes(before)):
         lost()
         authority.renew_revocations()
-        assert [(certificate.subject, revoked) for certificate, revoked in authority.issued()] == [("a", False), ("b", True), ("c", False)]
+        assert [(certificate.subject, revoked) for certificate, revoked in authority.list_certificates()] == [
+            ("a", False),
+            ("b", True),
+            ("c", False),
+        ]
 
 
 def test_without_the_package_the_error_holds_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,18 @@ from msprobe_engine.accuracy.precheck.calls import Call, read_calls, remarks_on_
 from msprobe_engine.accuracy.precheck.summary import Tally, source_line, text
 from msprobe_engine.accuracy.result_files import DETAILS, ResultFiles, call_of, read_results
 from msprobe_engine.accuracy.result_forms import DETAILS_COLUMNS, Form, bare_api, form_of
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, not_judged, skipped, worst
+from msprobe_engine.accuracy.results import (
+    ERROR,
+    NOT_RUN,
+    PASS,
+    SKIP,
+    WARNING,
+    CallResult,
+    TensorResult,
+    build_skipped_result,
+    not_judged,
+    worst,
+)
 from msprobe_engine.accuracy.settings import PrecheckSettings, load_precheck_settings
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.core.errors import DumpFormatError, SettingsError, UsageError
@@ -200,7 +211,7 @@ def test_rows_of_both_files_have_the_existing_columns_first(tmp_path: Path) -> N
     """Readers of the existing tool's files find their columns; ours follow."""
     with ResultFiles.new(tmp_path / "out", Form(), "_rank3") as files:
         files.append(_call(NAMES[0], 1.5), "train.py:12")
-        files.append(skipped(NAMES[1], "random"))
+        files.append(build_skipped_result(NAMES[1], "random"))
     assert files.result_path.name.endswith("_rank3.csv")
     assert files.details_path.name.startswith(DETAILS)
     assert oct(files.result_path.stat().st_mode & 0o777) == "0o640"
@@ -222,7 +233,7 @@ def test_compat_has_the_existing_columns_alone(tmp_path: Path) -> None:
     """Numbers are cut as the existing tool cuts them, statuses are its own, and metrics it does not reach are blank."""
     with ResultFiles.new(tmp_path, form_of("8.1.1")) as files:
         files.append(_call(NAMES[0], 1.5))
-        files.append(skipped(NAMES[1], "why"))
+        files.append(build_skipped_result(NAMES[1], "why"))
     details = _rows(files.details_path)
     assert list(details[0]) == list(DETAILS_COLUMNS)
     assert details[0]["余弦相似度"] == "1.00000000000000"
@@ -289,7 +300,7 @@ def test_rows_come_into_the_order_of_the_dump(tmp_path: Path) -> None:
 
 def test_results_are_read_back(tmp_path: Path) -> None:
     """A check that goes on has the summary of all calls."""
-    calls = [_call(NAMES[0]), skipped(NAMES[1], "why"), _call(NAMES[2], 3.0)]
+    calls = [_call(NAMES[0]), build_skipped_result(NAMES[1], "why"), _call(NAMES[2], 3.0)]
     with ResultFiles.new(tmp_path, Form()) as files:
         for call in calls:
             files.append(call)
@@ -375,8 +386,8 @@ def test_reasons_of_skipped_calls_are_counted_without_their_numbers() -> None:
     """What a dump calls its APIs cannot steer a terminal, and a long list ends."""
     tally = Tally()
     for n in range(30):
-        tally.add(skipped(f"Torch.x.{n}", f"no kernel for Torch.x.{n}\nsecond line"))
-        tally.add(skipped(f"Torch.y.{n}", f"reason {'abcdefghijklmnopqrstuvwxyzABCD'[n]}\x1b[31m"))
+        tally.add(build_skipped_result(f"Torch.x.{n}", f"no kernel for Torch.x.{n}\nsecond line"))
+        tally.add(build_skipped_result(f"Torch.y.{n}", f"reason {'abcdefghijklmnopqrstuvwxyzABCD'[n]}\x1b[31m"))
     shown = text(tally, {})
     assert "60 calls, 0 checked: 60 skipped forward; none backward" in shown
     assert "      30  no kernel for API" in shown
@@ -398,7 +409,7 @@ def test_the_source_line_is_the_innermost_of_the_user() -> None:
 def test_a_fault_of_the_check_is_no_skipped_call() -> None:
     """It is counted apart, with the place, and the check was not complete; the operator's own refusal is a reason to skip."""
     tally = Tally()
-    tally.add(skipped("Torch.a.0", "RuntimeError: the operator does not take this"))
+    tally.add(build_skipped_result("Torch.a.0", "RuntimeError: the operator does not take this"))
     assert not tally.incomplete
     try:
         {}["standard"]
@@ -431,5 +442,5 @@ def test_a_check_of_few_of_the_calls_says_so() -> None:
         for n in range(3):
             tally.add(call(f"Torch.a.{n}", PASS, 1.0))
         for n in range(4):
-            tally.add(skipped(f"Torch.x.{n}", reason))
+            tally.add(build_skipped_result(f"Torch.x.{n}", reason))
         assert ("warning: 4 of 7 calls could not be checked" in text(tally, {})) is warned

@@ -31,7 +31,7 @@ from msprobe_engine.formats.dump.replicas.template import read_text
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table.api import compare_dumps
 from msprobe_engine.report.table.manifest import Manifest, absolute_options, absolute_task
-from msprobe_engine.report.table.rank_table import Result, compare_guarded, failed
+from msprobe_engine.report.table.rank_table import Result, build_failed_result, compare_guarded
 
 
 def _work(tmp_path: Path) -> partial[Result]:
@@ -43,7 +43,7 @@ def _work(tmp_path: Path) -> partial[Result]:
 def test_every_way_gives_the_same_tables(tmp_path: Path, kind: str) -> None:
     """The bytes of the tables do not depend on where they were made."""
     tasks = pair_paths(*pair(tmp_path, 3, wrong=2)).tasks
-    found = {task.rank: result for task, result in run_jobs(tasks, _work(tmp_path), failed, kind, 2, 2048)}
+    found = {task.rank: result for task, result in run_jobs(tasks, _work(tmp_path), build_failed_result, kind, 2, 2048)}
     assert sorted(found) == [0, 1, 2]
     assert all(not result.problems for result in found.values())
     serial = [compare_guarded(task, CompareOptions(), str(tmp_path / "serial"), "20260101000000", False) for task in tasks]
@@ -61,7 +61,7 @@ def test_a_task_that_kills_its_process_is_said_and_the_others_are_done(tmp_path:
     import killing_work  # type: ignore[import-not-found]
 
     tasks = [Task(tmp_path, tmp_path, 0, rank, stem=f"rank{rank}") for rank in range(4)]
-    found = {task.rank: result for task, result in run_jobs(tasks, killing_work.work, failed, "processes", 2, 2048)}
+    found = {task.rank: result for task, result in run_jobs(tasks, killing_work.work, build_failed_result, "processes", 2, 2048)}
     assert sorted(found) == [0, 1, 2, 3]
     assert "was killed" in found[1].problems[0]
     assert not any(found[rank].problems for rank in (0, 2, 3))
@@ -90,7 +90,7 @@ def test_a_dask_cluster_of_two_workers_one_of_them_killed(tmp_path: Path) -> Non
     tasks = pair_paths(*pair(tmp_path, 12, calls=200)).tasks
     with distributed.LocalCluster(n_workers=2, threads_per_worker=1, processes=True, dashboard_address=None) as cluster:
         found = {}
-        for task, result in run_jobs(tasks, _work(tmp_path), failed, "dask", 0, 2048, cluster.scheduler_address):
+        for task, result in run_jobs(tasks, _work(tmp_path), build_failed_result, "dask", 0, 2048, cluster.scheduler_address):
             if not found:
                 os.kill(cluster.workers[0].pid, signal.SIGKILL)
             found[task.rank] = result
@@ -199,7 +199,7 @@ def test_no_cluster_at_the_address() -> None:
     """Said with the address and what to give."""
     pytest.importorskip("distributed")
     with pytest.raises(UsageError, match="tcp://host:port"):
-        list(run_jobs([], lambda task: Result(task.key), failed, "dask", 0, 64, "nonsense://x"))
+        list(run_jobs([], lambda task: Result(task.key), build_failed_result, "dask", 0, 64, "nonsense://x"))
 
 
 def test_an_interrupted_comparison_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -236,7 +236,7 @@ def test_a_damaged_manifest_is_no_manifest(tmp_path: Path) -> None:
     (tmp_path / ".compare_k.json").write_text('{"stamp": 3')
     manifest = Manifest(tmp_path, "k")
     assert len(manifest.stamp) == 14
-    assert manifest.done(Task(tmp_path, tmp_path)) is None
+    assert manifest.find_result(Task(tmp_path, tmp_path)) is None
 
 
 def test_what_is_done_is_noted_line_by_line(tmp_path: Path) -> None:
@@ -247,7 +247,7 @@ def test_what_is_done_is_noted_line_by_line(tmp_path: Path) -> None:
         file = tmp_path / f"{rank:02}.json"
         file.write_text("{}")
         tasks.append(Task(file, file, stem=f"result{rank:02}"))
-        manifest.note(tasks[-1], Result(tasks[-1].key))
+        manifest.add_result(tasks[-1], Result(tasks[-1].key))
         sizes.append((tmp_path / ".compare_k.json").stat().st_size)
     assert max(b - a for a, b in itertools.pairwise(sizes[1:])) < 2 * (sizes[2] - sizes[1])
     with (tmp_path / ".compare_k.json").open("r+b") as written:

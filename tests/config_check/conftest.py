@@ -49,7 +49,7 @@ def _become(words: list[str], environment: Mapping[str, str], said: Path) -> Non
         os.environ.clear()
         os.environ.update(environment)
         sys.path[:0] = [place for place in environment.get("PYTHONPATH", "").split(os.pathsep) if place]
-        packages.installed.cache_clear()  # what is on this path, not what an earlier test of the parent saw on its own
+        packages.list_installed.cache_clear()  # what is on this path, not what an earlier test of the parent saw on its own
         sys.argv = words
         runpy.run_path(words[0], run_name="__main__")
 

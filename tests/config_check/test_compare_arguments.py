@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.config.collect.resolved import CODE, FLAG, Resolved, entry, existing
+from msprobe_engine.config.collect.resolved import CODE, FLAG, Resolved, entry, to_existing_format
 from msprobe_engine.config.environment import variables as environment
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.config.secrets.masking import masked_arguments
@@ -28,7 +28,7 @@ def _pack(path: Path, arguments: list[list[str]], settings: dict[str, Resolved] 
         entries.META: {"format": 1, "rank": 0, "created": "2026-01-01", "run": "r", "framework": "torch", "world_size": len(arguments)},
         entries.ENV: variables.values,
         entries.PIP: "torch==2.7.0",
-        entries.DYNAMIC: existing(settings or LR),
+        entries.DYNAMIC: to_existing_format(settings or LR),
     }
     for rank, words in enumerate(arguments):
         program = {"script": "train.py", "arguments": masked_arguments(words), "directory": str(path.parent)}

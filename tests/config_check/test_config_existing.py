@@ -70,8 +70,8 @@ def test_a_pack_of_the_existing_tool_and_ours_have_the_same_numbers(packs: dict[
     old, new = read_pack(packs["existing"]), read_pack(packs["a"])
     assert not old.ours
     for part in ("weights", "dataset"):
-        assert list(old.existing(part)) == list(new.existing(part)) == [(0, 0), (1, 0)]
-        for name in old.existing(part).values():
+        assert list(old.list_existing_entries(part)) == list(new.list_existing_entries(part)) == [(0, 0), (1, 0)]
+        for name in old.list_existing_entries(part).values():
             assert old.json(name) == new.json(name)
     found = ConfigChecker.compare(packs["existing"], packs["a"], tmp_path / "ours")
     wrong = [one for one in found.as_json()["differences"] if one["sheet"] in ("weights", "dataset")]
@@ -86,4 +86,4 @@ def test_the_existing_tool_refuses_or_replaces_nothing_of_ours(packs: dict[str, 
     found = read_pack(path)
     assert found.ours
     assert found.problems == []
-    assert list(found.existing("weights")) == [(0, 0)]
+    assert list(found.list_existing_entries("weights")) == [(0, 0)]

@@ -226,7 +226,7 @@ def test_origins_flag_before_file_before_environment_before_default() -> None:
     """Where several say a value, the command line counts; what equals the default and nobody named is the default; True is not 1."""
     values = {"a": 1, "b": 2, "c": 3, "d": 4, "e": True, "micro_batch_size": 2, "bias": False}
     line = ["--a=1", "--micro-batch-size", "2", "--no-bias", "-1"]
-    found = resolved.told(
+    found = resolved.resolve_settings(
         values,
         "x",
         defaults={"a": 1, "d": 4, "e": 1},
@@ -242,8 +242,8 @@ def test_origins_flag_before_file_before_environment_before_default() -> None:
 
 def test_names_of_two_frameworks_are_both_kept() -> None:
     """The second is found under its framework."""
-    one, two = (resolved.told({"seed": n}, framework) for n, framework in ((1, "transformers"), (2, "deepspeed")))
-    found = resolved.merged([one, two])
+    one, two = (resolved.resolve_settings({"seed": n}, framework) for n, framework in ((1, "transformers"), (2, "deepspeed")))
+    found = resolved.merge_settings([one, two])
     assert found["seed"].value == 1
     assert found["deepspeed:seed"].value == 2
 

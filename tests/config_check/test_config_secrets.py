@@ -15,7 +15,7 @@ from msprobe_engine.config.collect.resolved import Resolved, entry
 from msprobe_engine.config.environment import variables as environment
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.pack.writer import PackWriter
-from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments
+from msprobe_engine.config.secrets.masking import HIDDEN, mask_setting, mask_text, masked_arguments
 from msprobe_engine.config.secrets.names import secret_setting, secret_variable
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.process import user_key
@@ -49,9 +49,9 @@ SHAPES = {
 def test_known_shapes_are_masked_under_any_name(secret: str) -> None:
     """Alone, inside a longer text, and inside of nested settings."""
     parts = [part for part in secret.replace("=", " ").replace("&", " ").replace("?", " ").split() if len(part) > 14 or "tr0" in part]
-    for text in (secret, f"run --x {secret} --y 1", cleaned("notes", {"a": [secret]})["a"][0]):
-        assert HIDDEN in masked(text)
-        assert not any(part in masked(text) for part in parts if "://" not in part and "Server" not in part)
+    for text in (secret, f"run --x {secret} --y 1", mask_setting("notes", {"a": [secret]})["a"][0]):
+        assert HIDDEN in mask_text(text)
+        assert not any(part in mask_text(text) for part in parts if "://" not in part and "Server" not in part)
 
 
 @pytest.mark.parametrize(
@@ -64,7 +64,7 @@ def test_known_shapes_are_masked_under_any_name(secret: str) -> None:
 )
 def test_pairs_of_json_and_headers_are_masked(text: str) -> None:
     """In a variable of any name: a value under a key that says it is a secret, and a short one in a header."""
-    shown = masked(text)
+    shown = mask_text(text)
     assert HIDDEN in shown
     assert not any(secret in shown for secret in ("8f14", "9999", "abcdef", "tr0ub", "q1w2", "SECRET", "ab12", "zz12"))
 
@@ -80,13 +80,13 @@ def test_pairs_of_json_and_headers_are_masked(text: str) -> None:
 )
 def test_words_of_models_are_not_taken_for_secrets(text: str) -> None:
     """Tokens of a tokenizer, switches and plain words stay."""
-    assert masked(text) == text
+    assert mask_text(text) == text
 
 
 def test_user_and_password_of_urls_are_masked_and_the_rest_stays() -> None:
     """Proxies and package indexes keep their host."""
-    assert masked("https://me:pw@pypi.example.com/simple,http://a.b/c@d") == "https://***@pypi.example.com/simple,http://a.b/c@d"
-    assert masked("postgresql+psycopg://u:p@db:5432/x") == "postgresql+psycopg://***@db:5432/x"
+    assert mask_text("https://me:pw@pypi.example.com/simple,http://a.b/c@d") == "https://***@pypi.example.com/simple,http://a.b/c@d"
+    assert mask_text("postgresql+psycopg://u:p@db:5432/x") == "postgresql+psycopg://***@db:5432/x"
 
 
 @pytest.mark.parametrize(

@@ -34,7 +34,7 @@ from msprobe_engine.config.collect import system
 from msprobe_engine.config.environment import variables as environment
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.pack.writer import PackWriter
-from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments, masked_value
+from msprobe_engine.config.secrets.masking import HIDDEN, mask_setting, mask_text, masked_arguments, masked_value
 from msprobe_engine.core.process import user_key
 from msprobe_engine.formats.pack import entries
 
@@ -262,7 +262,7 @@ def test_an_encoded_text_without_a_secret_stays(text: str) -> None:
     """DeepSpeed hands on its hosts so."""
     word = base64.urlsafe_b64encode(text.encode()).decode()
     for shell in (word, f"--world_info={word}", text):
-        assert masked(shell) == shell
+        assert mask_text(shell) == shell
 
 
 @pytest.mark.parametrize("inside", [inside.format("zqabcdefghijk") for inside in INSIDE[1:5]])
@@ -358,8 +358,8 @@ def test_a_secret_in_a_url_is_never_shown(secret: str, url: str) -> None:
 )
 def test_masking_twice_is_masking_once(value: Any) -> None:
     """Several layers mask; none of them may change what another one has masked."""
-    once = cleaned("x", value)
-    assert cleaned("x", once) == once
+    once = mask_setting("x", value)
+    assert mask_setting("x", once) == once
 
 
 LONG = [
@@ -384,4 +384,4 @@ def test_long_texts_take_no_longer_than_they_are(piece: str, size: int) -> None:
 
 def test_the_mark_says_what_it_is() -> None:
     """A reader of a pack sees that something stood there."""
-    assert cleaned("password", "x") == HIDDEN
+    assert mask_setting("password", "x") == HIDDEN

@@ -13,7 +13,7 @@ import pytest
 from msprobe_engine.config.launch_scripts.shell.commands.wrappers import unwrap
 from msprobe_engine.config.launch_scripts.shell.context import Context
 from msprobe_engine.config.launch_scripts.shell.evaluate import read_script
-from msprobe_engine.config.launch_scripts.shell.values import Place, State, known, shown
+from msprobe_engine.config.launch_scripts.shell.values import Place, State, known_text, show_text
 
 BASH = shutil.which("bash")
 pytestmark = pytest.mark.skipif(BASH is None, reason="bash is not installed")
@@ -53,7 +53,7 @@ def by_reader(script: Path, environment: dict[str, str], *arguments: str) -> tup
 
     def find(path: str, state: State, _: Place) -> tuple[str, str] | None:
         if path in state.written:
-            return shown(state.written[path]), path
+            return show_text(state.written[path]), path
         file = Path(state.directory or "") / path
         return (file.read_text(), str(file)) if file.is_file() else None
 
@@ -61,10 +61,10 @@ def by_reader(script: Path, environment: dict[str, str], *arguments: str) -> tup
     starts: Starts = []
     for started in context.started:
         inner = unwrap(started.argv, started.env)
-        words = [known(word) for word in inner.argv]
+        words = [known_text(word) for word in inner.argv]
         words[0] = (words[0] or "").rpartition("/")[2]
         if words[0] in PROGRAMS:
-            variables = {key: known(value) for key, value in inner.env.items() if key not in OF_THE_TEST}
+            variables = {key: known_text(value) for key, value in inner.env.items() if key not in OF_THE_TEST}
             starts.append((words, variables))
     return starts, context.notes
 
@@ -204,8 +204,8 @@ def test_random_scripts_come_out_as_in_bash(seed: int, tmp_path: Path) -> None:
             continue  # a script that bash complains of, such as a slice before the first element
         context = Context({"PATH": os.defpath, "PWD": str(tmp_path)})
         read_script(text, f"./{i}.sh", context, lambda *_: None, ("p1", "p 2"))
-        starts = [started.argv for started in context.started if known(started.argv[0]) == "launch" and not started.captured]
-        mine = ["".join(f"<{known(word)}>" for word in argv[1:]) or "<>" for argv in starts]
+        starts = [started.argv for started in context.started if known_text(started.argv[0]) == "launch" and not started.captured]
+        mine = ["".join(f"<{known_text(word)}>" for word in argv[1:]) or "<>" for argv in starts]
         assert mine == out.split("\0")[:-1], text
         compared += 1
     assert compared > 20
@@ -257,9 +257,9 @@ def test_what_is_said_to_be_known_is_so_whatever_a_run_finds(seed: int, tmp_path
         context = Context({"PATH": os.defpath, "PWD": str(tmp_path)})
         read_script(text, f"./{i}.sh", context, lambda *_: None, ("p1", "p 2"))
         last = next(
-            started.argv for started in reversed(context.started) if [known(word) for word in started.argv[:2]] == ["launch", "end"]
+            started.argv for started in reversed(context.started) if [known_text(word) for word in started.argv[:2]] == ["launch", "end"]
         )
-        mine = [known(word) for word in last[1:]]
+        mine = [known_text(word) for word in last[1:]]
         for end in ends:
             assert [value for value in mine if value is not None] == [real for value, real in zip(mine, end) if value is not None], text
             assert len(end) == len(mine)

@@ -112,11 +112,11 @@ def test_nothing_is_left_of_a_broken_run(tmp_path: Path) -> None:
     case = next(case for case in cases(NEW) if case.name == "statistics_L0-nan")
     target, golden = unpack(case, tmp_path / "dumps")
     from msprobe_engine.report.graph.source import jobs_of
-    from msprobe_engine.report.graph.work import make
+    from msprobe_engine.report.graph.work import run_job
 
     options = GraphOptions(formats=(DB, VIS, MODEL_EXPLORER), workers=1)
     job = jobs_of(target, golden, options).jobs[0]
-    made = make(job, options=options).made
+    made = run_job(job, options=options).made
     assert made is not None
     out = tmp_path / "out"
     out.mkdir()

@@ -30,7 +30,7 @@ def leaves(graph: Graph, node: int = 0) -> list[int]:
 def test_calls_of_one_function_are_put_together() -> None:
     """Calls that follow each other and that one function of the program made are a collection under its name; the graph stays."""
     graph = row(400, ("attention", "mlp"))
-    made = folded.folded(graph)
+    made = folded.fold_long_rows(graph)
     assert [made.names[node] for node in made.children[0]][:3] == ["attention forward.0", "mlp forward.0", "attention forward.1"]
     assert len(made.children[0]) == 40
     assert leaves(made) == leaves(graph) == list(range(1, 401))
@@ -40,9 +40,9 @@ def test_calls_of_one_function_are_put_together() -> None:
 
 def test_no_row_is_long() -> None:
     """Without stacks, some tens of calls are together, and of tens of thousands collections are too; short rows stay."""
-    assert folded.folded(row(90)).children[0] == list(range(1, 91))
+    assert folded.fold_long_rows(row(90)).children[0] == list(range(1, 91))
     for count, callers in ((3000, ()), (30_000, ()), (5000, ("train",))):
-        made = folded.folded(row(count, callers))
+        made = folded.fold_long_rows(row(count, callers))
         assert max(map(len, made.children)) <= 175
         assert leaves(made) == list(range(1, count + 1))
         assert len(set(made.names)) == len(made)

@@ -26,7 +26,7 @@ from msprobe_engine.measure import distances
 from msprobe_engine.report.graph.existing.items import items as items_of
 from msprobe_engine.report.graph.global_suspect import node_of
 from msprobe_engine.report.graph.merge import device_mesh
-from msprobe_engine.report.graph.merge.make import merged
+from msprobe_engine.report.graph.merge.make import build_merged_graph
 from msprobe_engine.report.graph.merge.whole import MergedRanks, whole
 from msprobe_engine.report.graph.merge.write_back import construct_of, dump_of, stacks_of
 from msprobe_engine.report.graph.nodes.build import build
@@ -71,7 +71,7 @@ def made(dumps: Callable[[str], Path], name: str) -> tuple[list[Graph | Comparis
     target, golden = (dumps(place.split(":")[1].split("/")[0]) if place else None for place in (case.target, case.golden))
     assert target is not None
     options = GraphOptions(merge="given", layouts=layouts(case), match="exact")
-    found = [merged(job, options, [], []) for job in jobs_of(target, golden, options).jobs]
+    found = [build_merged_graph(job, options, [], []) for job in jobs_of(target, golden, options).jobs]
     return found, outcome(case).pairs
 
 
@@ -206,7 +206,7 @@ def test_runs_cut_in_different_ways_are_no_difference(target: str, golden: str, 
     (job,) = jobs_of(dumps(target), dumps(golden), options).jobs
     assert job.across
     assert [rank for rank, _ in job.members] == [0, 1]
-    found = merged(job, options, [], [])
+    found = build_merged_graph(job, options, [], [])
     assert isinstance(found, Comparison)
     assert found.suspect is None
     assert not any(value == 1 for value in found.index)
@@ -328,7 +328,7 @@ def test_sizes_that_contradict_the_dump(dumps: Callable[[str], Path]) -> None:
     options = GraphOptions(merge="given", layouts=(Layout(4, 1, 4),))
     (job,) = jobs_of(dumps("tp2pp2"), None, options).jobs
     with pytest.raises(UsageError, match="was made with 2"):
-        merged(job, options, [], [])
+        build_merged_graph(job, options, [], [])
 
 
 def test_ranks_with_a_batch_each_are_no_model(dumps: Callable[[str], Path], tmp_path: Path) -> None:

@@ -20,7 +20,7 @@ from torch import nn  # noqa: E402
 from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe_engine.formats.dump.read_table import read_side  # noqa: E402
 from msprobe_engine.report.graph.merge import device_mesh  # noqa: E402
-from msprobe_engine.report.graph.merge.make import merged  # noqa: E402
+from msprobe_engine.report.graph.merge.make import build_merged_graph  # noqa: E402
 from msprobe_engine.report.graph.merge.whole import whole  # noqa: E402
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph  # noqa: E402
 from msprobe_engine.report.graph.options import GraphOptions  # noqa: E402
@@ -95,7 +95,7 @@ def test_tensor_parallel_dtensors_are_one_model(axis: str, dumps: Path) -> None:
     if axis:
         for rank, side in sides.items():
             side.header["parallel"] = {"rank": {axis: rank}, "size": {axis: 2}}
-    found = whole(device_mesh.inferred(sides))
+    found = whole(device_mesh.infer_meshes(sides))
     one = read_side(dumps / "one" / "step0" / "rank0" / "dump.json")
     rows = {name: row for row, name in enumerate(one.name)}
     compared = put_together = 0
@@ -116,7 +116,7 @@ def test_ranks_of_one_batch_are_one_graph(dumps: Path) -> None:
     """The dumps say nothing of the layout: ranks that were given the same batch are one model, ranks with a batch each are copies."""
     (job,) = jobs_of(dumps / "tp", None, AUTO).jobs
     assert [rank for rank, _ in job.members] == [0, 1]
-    assert isinstance(merged(job, AUTO, [], []), Graph)
+    assert isinstance(build_merged_graph(job, AUTO, [], []), Graph)
     for kind in ("ddp", "fsdp2"):
         found = jobs_of(dumps / kind, None, AUTO)
         assert [[rank for rank, _ in job.members] for job in found.jobs] == [[0], [1]]
@@ -128,7 +128,7 @@ def test_no_difference_to_one_process(kind: str, dumps: Path) -> None:
     """Tensor parallel, sharded and replicated: nothing is found against one process with the whole batch."""
     (job,) = jobs_of(dumps / kind, dumps / "one", AUTO).jobs
     notes: list[str] = []
-    found = merged(job, AUTO, [], notes)
+    found = build_merged_graph(job, AUTO, [], notes)
     assert isinstance(found, Comparison)
     assert found.suspect is None
     assert not any(value == 1 for value in found.index)

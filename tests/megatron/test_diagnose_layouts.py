@@ -17,7 +17,7 @@ from fault_stages import LAYOUTS, PLANTED
 
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.report.graph.global_suspect import node_of
-from msprobe_engine.report.graph.merge.make import merged
+from msprobe_engine.report.graph.merge.make import build_merged_graph
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
 from msprobe_engine.report.graph.source import jobs_of
@@ -97,10 +97,10 @@ def test_one_graph_of_all_ranks(layout: str, dumps: Path) -> None:
     """
     one, target = golden(dumps, layout), dealt_out(dumps, layout)
     (job,) = jobs_of(target, None, AUTO).jobs
-    alone = merged(job, AUTO, [], [])
+    alone = build_merged_graph(job, AUTO, [], [])
     assert isinstance(alone, Graph)
     (job,) = jobs_of(target, one, AUTO).jobs
-    both = merged(job, AUTO, [], [])
+    both = build_merged_graph(job, AUTO, [], [])
     assert isinstance(both, Comparison)
     modules = [{name for name in graph.names if name.startswith("Module.") and ".forward.0" in name} for graph in (alone, both.golden)]
     assert modules[1] <= modules[0]
@@ -119,7 +119,7 @@ def test_a_defect_has_its_node_in_the_whole(name: str, layout: str, dumps: Path)
     path, first = diagnosed(dumps, name, layout)
     assert first is not None
     (job,) = jobs_of(path, golden(dumps, layout), AUTO).jobs
-    found = merged(job, AUTO, [], [])
+    found = build_merged_graph(job, AUTO, [], [])
     assert isinstance(found, Comparison)
     node = node_of(found.target, first.rank, first.record)
     assert node is not None

@@ -73,7 +73,7 @@ def _message(path: Path) -> None:
             frames = list(reader.received(count))
             for frame in frames:
                 if isinstance(frame, Frame) and frame.kind is Kind.MESSAGE:
-                    messages.read(parse_header(frame.header), frame.payload)
+                    messages.parse_message(parse_header(frame.header), frame.payload)
             if not frames or not isinstance(frames[-1], Need):
                 break
             reader.give(memoryview(bytearray(frames[-1].payload)))

@@ -21,7 +21,7 @@ from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.report.trends.collect import collect
 from msprobe_engine.report.trends.page import manifest
-from msprobe_engine.report.trends.pairing import outside, renamed, wrapped
+from msprobe_engine.report.trends.pairing import count_extra_wrappers, outside, unwrap_target
 from msprobe_engine.report.trends.sources.open_source import open_source
 from msprobe_engine.report.trends.sources.order import Order
 from msprobe_engine.report.trends.sources.source import SCALARS, Target
@@ -75,12 +75,12 @@ def test_a_wrapped_run_beside_a_bare_one(tmp_path: Path, capsys: pytest.CaptureF
 def test_when_a_wrapper_is_taken_off(one: list[str], other: list[str], depths: tuple[int, int]) -> None:
     """As often as exactly one run has it on all rows of modules; numbers of the steps have no say."""
     sides = [{"m": [Target(name) for name in names], SCALARS: [Target("loss")]} for names in (one, other)]
-    assert wrapped(*sides) == depths
+    assert count_extra_wrappers(*sides) == depths
 
 
 def test_names_without_their_wrappers() -> None:
     """Dumps keep the kind in front; what has no wrapper stays."""
-    shown = [renamed(Target(n), 1).name for n in ("module.a.w", "Module.module.a.Linear.output.0", "Cell.module.a", "Functional.y.0")]
+    shown = [unwrap_target(Target(n), 1).name for n in ("module.a.w", "Module.module.a.Linear.output.0", "Cell.module.a", "Functional.y.0")]
     assert shown == ["a.w", "Module.a.Linear.output.0", "Cell.a", "Functional.y.0"]
 
 

@@ -2,7 +2,8 @@
 
 Thresholds are those of the existing tool (8.1.1): ratios of corresponding elements, with small values lifted to a limit. It has three
 flaws that this module has not: values that differ by the rounding of their own type only, as subnormal numbers do by 4e-3, are no
-difference here (`settled`), a value that is finite on one side only is one, and a result is not off because its input was (`decide`).
+difference here (`compute_tolerance`), a value that is finite on one side only is one, and a result is not off because its input was
+(`decide`).
 """
 
 from __future__ import annotations
@@ -56,7 +57,7 @@ class Measured:
     Attributes:
         one_sided: elements that are not finite, and not the same on both sides.
         unequal: elements that are not the same; NaN is the same as NaN. For `NO_CHANGE`.
-        ratio: largest ratio of two finite elements that differ by more than rounding explains (`settled`), minus 1.
+        ratio: largest ratio of two finite elements that differ by more than rounding explains (`compute_tolerance`), minus 1.
         flipped: elements, of these, that are not small and have another sign.
         change: L2 norm of the difference, over what is finite on both sides.
         size: L2 norm of the original, over the same.
@@ -114,7 +115,7 @@ def typical(mode: str, norm: float, count: int) -> float:
     return norm if mode == CHANGE_VALUE else norm / math.sqrt(count or 1)
 
 
-def settled(dtype: str, mode: str) -> tuple[int, int]:
+def compute_tolerance(dtype: str, mode: str) -> tuple[int, int]:
     """(bits, least exponent): elements closer than ``2**(max(exponent, least) - bits)`` are the same but for the rounding of `dtype`: one
     unit of its last place, and a second one where the input was moved."""
     fraction, least = _fraction(dtype)
@@ -131,7 +132,7 @@ def measure(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str,
         change, size = _norm(y - x), _norm(x)
         small = small_value(perturbed_dtype, mode, backward)
         if mode != NO_CHANGE:
-            bits, least = settled(dtype, mode)
+            bits, least = compute_tolerance(dtype, mode)
             looked = np.abs(x - y) > np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, least) - bits)
             x, y = x[looked], y[looked]
         flipped = mode != NO_CHANGE and bool((x * y < -small * small).any())

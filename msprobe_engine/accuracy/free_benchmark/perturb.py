@@ -52,7 +52,7 @@ def _add_noise(values: Array, dtype: str) -> Array:
     _large_enough(values, noise)
     with np.errstate(over="ignore", invalid="ignore"):
         moved = np.where(np.abs(values) > math.sqrt(noise), values + values.dtype.type(noise), values).astype(values.dtype)
-    changed: Array = rounded(moved) if dtype == "bfloat16" else moved
+    changed: Array = round_to_bfloat16(moved) if dtype == "bfloat16" else moved
     return changed
 
 
@@ -86,7 +86,7 @@ def _large_enough(values: Array, least: float) -> None:
         raise Unperturbed(f"has no value of at least {least:g}")
 
 
-def rounded(values: Array) -> Array:
+def round_to_bfloat16(values: Array) -> Array:
     """float32 rounded to bfloat16 (to nearest, ties to even), as float32. NaN stays."""
     bits = np.array(values, np.float32, order="C").view(np.uint32)
     moved = (bits + np.uint32(0x7FFF) + ((bits >> np.uint32(16)) & np.uint32(1))) & np.uint32(0xFFFF0000)

@@ -74,7 +74,7 @@ class FreeBenchmarkTable:
         cells = ("" if rank is None else str(rank), mode, stage, str(step), api, rel, dtype, shape, at)
         self._rows.append(",".join(safe_cell(utf8(cell)) for cell in cells) + "\n")
 
-    def looked(self, api: str) -> Looked:
+    def get_counts(self, api: str) -> Looked:
         """The counts of an operator (``Functional.softmax``)."""
         return self.operators.setdefault(api, Looked())
 
@@ -92,7 +92,7 @@ class FreeBenchmarkTable:
         path = self.directory / place / NAME
         make_directories(os.fspath(path.parent))
         if not path.exists():
-            self._begin(path)
+            self._create_file(path)
         fd = open_regular(path, os.O_WRONLY | os.O_APPEND)
         try:
             write_all(fd, ["".join(self._rows).encode()])
@@ -100,7 +100,7 @@ class FreeBenchmarkTable:
             os.close(fd)
         self._rows.clear()
 
-    def _begin(self, path: Path) -> None:
+    def _create_file(self, path: Path) -> None:
         """The file with its header is there at once, or that of another rank."""
         temporary = path.with_name(f".{NAME}.{os.getpid()}.tmp")
         write_file(temporary, [self._header.encode()])

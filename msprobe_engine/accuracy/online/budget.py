@@ -31,7 +31,7 @@ class Budget:
         """Bytes taken now."""
         return self._used
 
-    def take(self, size: int, waker: Waker) -> bool:
+    def acquire(self, size: int, waker: Waker) -> bool:
         """Take `size` bytes; False: not now, `waker` is woken when it is worth another try."""
         with self._lock:
             first = not self._waiting or self._waiting[0] is waker
@@ -45,7 +45,7 @@ class Budget:
             return False
 
     def release(self, size: int) -> None:
-        """Give back what `take` took."""
+        """Give back what `acquire` took."""
         with self._lock:
             self._used -= size
             first = self._waiting[0] if self._waiting else None

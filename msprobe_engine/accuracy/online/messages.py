@@ -81,7 +81,7 @@ class Step(NamedTuple):
     files: Mapping[str, memoryview]
 
 
-def read(header: Mapping[str, Any], payload: memoryview) -> Run | Calls | Step:
+def parse_message(header: Mapping[str, Any], payload: memoryview) -> Run | Calls | Step:
     """The message. Only its own form is checked; the safetensors file in it is not looked into.
 
     Raises:
@@ -124,7 +124,7 @@ def _calls(header: Mapping[str, Any], payload: memoryview) -> Calls:
         raise DumpFormatError(f"a message of calls has number {number}; allowed: up to {_LAST_NUMBER}")
     step = _number(header, "step")
     oldest = min(step, _number(header, "open")) if "open" in header else step
-    return Calls(_number(header, "rank"), step, number, oldest, records, _checked(data), payload[:size], payload[size:])
+    return Calls(_number(header, "rank"), step, number, oldest, records, _check_data_names(data), payload[:size], payload[size:])
 
 
 def _step(header: Mapping[str, Any], payload: memoryview) -> Step:
@@ -147,10 +147,10 @@ def data_names(text: memoryview) -> dict[str, str]:
     Raises:
         DumpFormatError: it is damaged.
     """
-    return _checked(_json(text))
+    return _check_data_names(_json(text))
 
 
-def _checked(data: Mapping[str, Any]) -> dict[str, str]:
+def _check_data_names(data: Mapping[str, Any]) -> dict[str, str]:
     for name, key in data.items():
         if not isinstance(key, str):
             raise DumpFormatError(f"a message names '{name[:120]}' without a key")

@@ -132,13 +132,13 @@ class Reception:
         self._last_end = 0.0
         self.gone: list[str] = []
         """Trainings that ended without a last word, and ranks that never came, in words."""
-        feed.put(self._chosen(found))
-        self._ear = self._listen()
+        feed.put(self._mark_skipped(found))
+        self._ear = self._open_server()
         self._metrics = self._serve_metrics()
         self._thread = threading.Thread(target=self._watch, name="msprobe-online-end", daemon=True)
         self._thread.start()
 
-    def _listen(self) -> Ear:
+    def _open_server(self) -> Ear:
         settings = self._settings
         host = settings.host or LOOPBACK
         options = ServerOptions(
@@ -147,12 +147,14 @@ class Reception:
             ranks=frozenset(settings.rank_list),
         )
         if settings.nfs_path:
-            made: Ear = DirectoryServer(Path(settings.nfs_path).expanduser(), self._take, options, self._told, self._spool.last)
+            made: Ear = DirectoryServer(
+                Path(settings.nfs_path).expanduser(), self._queue_message, options, self._log_event, self._spool.last
+            )
             _log.info("online pre-check: waiting for trainings in %s", settings.nfs_path)
             return made
         if settings.port < 0:
             raise SettingsError(f"port: {settings.port} is not allowed; allowed: 0 to 65535 (0: a free one), the port to listen at")
-        server = Server(Address(host, settings.port), self._take, options, self._told, self._spool.last)
+        server = Server(Address(host, settings.port), self._queue_message, options, self._log_event, self._spool.last)
         how = "with TLS" if options.tls is not None else "without TLS"
         _log.info("online pre-check: waiting for trainings at %s, %s", Address(host, server.port), how)
         return server
@@ -184,9 +186,9 @@ class Reception:
 
     # ---- threads of the transport ----
 
-    def _take(self, peer: Peer, header: Mapping[str, Any], payload: memoryview) -> None:
+    def _queue_message(self, peer: Peer, header: Mapping[str, Any], payload: memoryview) -> None:
         self._wait_for_room()
-        self._feed.put(self._chosen(self._spool.add(peer, header, payload)))
+        self._feed.put(self._mark_skipped(self._spool.add(peer, header, payload)))
 
     def _wait_for_room(self) -> None:
         """The client waits meanwhile, since its messages are not acknowledged."""
@@ -199,13 +201,13 @@ class Reception:
                 if not calls:
                     return  # more must come before anything can go
                 self._pressed += len(calls)
-                self._feed.put(self._chosen(calls))
+                self._feed.put(self._mark_skipped(calls))
             time.sleep(_PAUSE_SECONDS)
 
-    def _chosen(self, calls: list[SpoolCall]) -> list[SpoolCall]:
+    def _mark_skipped(self, calls: list[SpoolCall]) -> list[SpoolCall]:
         return [replace(call, skip=why_not(call, self._settings) or "") for call in calls]
 
-    def _told(self, event: Event) -> None:
+    def _log_event(self, event: Event) -> None:
         (_log.warning if event.bad else _log.info)("online pre-check: %s", printable(event.message))
 
     # ---- the thread that waits for the end ----
@@ -215,12 +217,12 @@ class Reception:
             while not self._stop.wait(_LOOK_SECONDS):
                 if self._over(self._ear.sessions()):
                     break
-                self._say()
+                self._log_progress()
         except Exception as error:
             _log.error("online pre-check: ends for a fault of its own: %s: %s", type(error).__name__, error)
             self.gone.append(f"a fault of this program: {error}")
         finally:
-            self._feed.end()
+            self._feed.close()
 
     def _over(self, states: list[SessionState]) -> bool:
         """Note who has ended; True when that is all."""
@@ -228,7 +230,7 @@ class Reception:
         self.missing = sum(state.missing for state in states)
         self.lost = sum(state.final.dropped + state.final.lost if state.final is not None else state.peer.lost for state in states)
         here = {state.peer.session for state in states}
-        going = [state for state in states if not self._ended(state)]
+        going = [state for state in states if not self._close_if_ended(state)]
         left = [t for t in list(self._spool.trainings.values()) if not t.over and t.session not in here]
         for training in left:  # of an earlier start of this host
             if time.monotonic() - self._began > self._settings.end_patience:
@@ -240,7 +242,7 @@ class Reception:
         self._last_end = self._last_end or time.monotonic()
         return self._complete(time.monotonic() - self._last_end)
 
-    def _ended(self, state: SessionState) -> bool:
+    def _close_if_ended(self, state: SessionState) -> bool:
         if state.connected or (state.waiting and not self._stop.is_set()):
             return False
         training = self._spool.trainings.get(state.peer.session)
@@ -255,7 +257,7 @@ class Reception:
         return True
 
     def _finish(self, session: str) -> None:
-        self._feed.put(self._chosen(self._spool.end(session)))
+        self._feed.put(self._mark_skipped(self._spool.end_session(session)))
 
     def _complete(self, seconds: float) -> bool:
         """Everybody who came has ended `seconds` ago: does anybody else come?"""
@@ -271,7 +273,7 @@ class Reception:
             self.gone += [f"rank {rank} of rank_list never came" for rank in sorted(missing)]
         return seconds > LATE_SECONDS
 
-    def _say(self) -> None:
+    def _log_progress(self) -> None:
         if time.monotonic() - self._said >= _SAY_SECONDS:
             self._said = time.monotonic()
             _log.info("online pre-check: %d calls wait to be checked, %.1f MB in the spool", self._spool.waiting, self._spool.bytes / 1e6)

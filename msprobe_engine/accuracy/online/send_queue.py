@@ -29,7 +29,7 @@ class Message(NamedTuple):
     done: Callable[[], None] | None
 
 
-def tell(on_event: OnEvent, event: Event) -> None:
+def report_event(on_event: OnEvent, event: Event) -> None:
     """Call `on_event`; what it raises is its own affair."""
     with suppress_faults():
         on_event(event)
@@ -77,7 +77,7 @@ class Outbox:
                 first = self._faults == 1
             if first:
                 said = f"a message cannot be sent: {type(error).__name__}: {error} (further ones are counted only)"
-                tell(self._on_event, Event(FAULT, said, bad=True))
+                report_event(self._on_event, Event(FAULT, said, bad=True))
         if not taken:
             _finish(done)
         return taken
@@ -112,11 +112,11 @@ class Outbox:
                 self._bytes += size
         if problem:
             if first:
-                tell(self._on_event, Event(DROPPING, problem, bad=True))
+                report_event(self._on_event, Event(DROPPING, problem, bad=True))
             return False
         self._wake()
         if recovered:
-            tell(self._on_event, Event(RECOVERED, f"messages are taken again, {recovered} were dropped in between", bad=True))
+            report_event(self._on_event, Event(RECOVERED, f"messages are taken again, {recovered} were dropped in between", bad=True))
         return True
 
     def _wait_for_room(self, size: int, room: int) -> bool:
@@ -177,7 +177,7 @@ class Outbox:
                 self._room.notify_all()
         if said and refused:
             number, reason = next(iter(refused.items()))
-            tell(
+            report_event(
                 self._on_event,
                 Event(REFUSED, f"the server cannot use message {number}: {reason} (further ones are counted only)", bad=True),
             )
@@ -205,7 +205,7 @@ class Outbox:
             _finish(message.done)
         if too_large:
             said = f"{len(too_large)} messages are larger than the {message_bytes} bytes that the server takes, and are dropped"
-            tell(self._on_event, Event(DROPPING, said, bad=True))
+            report_event(self._on_event, Event(DROPPING, said, bad=True))
 
     @property
     def dropped(self) -> int:
@@ -230,7 +230,7 @@ class Outbox:
         with self._room:
             return not self._flying and not self._unsent
 
-    def end(self) -> None:
+    def end_offers(self) -> None:
         """No more offers."""
         with self._room:
             self._ended = True

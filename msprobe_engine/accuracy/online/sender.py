@@ -93,7 +93,7 @@ class SentCalls:
             self._have[payload.row] = True
             self._unnamed[payload.row] = payload
 
-    def named(self, payload: Payload, name: str) -> None:
+    def add_name(self, payload: Payload, name: str) -> None:
         payload.key = payload.key or name
         payload.names.append(name)
 
@@ -141,11 +141,11 @@ class SentCalls:
         header = {"kind": messages.CALLS, "step": self._files.step, "number": self._number, "open": self._store.oldest, "calls": len(text)}
         self._number += 1
 
-        def done() -> None:
+        def release_payloads() -> None:
             for payload in payloads:
                 self._store.release(payload)
 
-        sent = self._store.send(header, [text, *shard], done)
+        sent = self._store.send(header, [text, *shard], release_payloads)
         self._store.calls += sent * len(records)
         with self._files.lock:
             for payload in payloads:

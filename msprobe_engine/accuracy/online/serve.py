@@ -90,7 +90,7 @@ class Results:
         self.tallies: dict[int, summary.Tally] = {}
         self.sources: dict[str, list[str]] = {}
 
-    def done(self, step: SpoolStep) -> Iterable[str]:
+    def find_written_calls(self, step: SpoolStep) -> Iterable[str]:
         """Names of the calls of a step that an earlier process has written.
 
         Raises:
@@ -172,7 +172,7 @@ def serve(settings: PrecheckSettings, options: Options, out_path: str | Path) ->
     interrupted = False
     reception: Reception | None = None
     try:
-        found = spool.recover(results.done)
+        found = spool.recover(results.find_written_calls)
         results.finished_before()
         reception = Reception(settings, spool, feed, found)
         pool = Pool(_works(settings, options), options.timeout)
@@ -181,7 +181,7 @@ def serve(settings: PrecheckSettings, options: Options, out_path: str | Path) ->
                 call = answer.call
                 assert isinstance(call, SpoolCall)
                 results.write(call, answer.result, answer.broken)
-                spool.checked(call)
+                spool.mark_checked(call)
                 while spool.finished:
                     results.finish(spool.finished.popleft())
                 advance(call.api)

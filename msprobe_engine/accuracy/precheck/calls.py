@@ -177,14 +177,14 @@ def why_not(call: Named, settings: PrecheckSettings, compat: bool = False) -> st
         return f"API {call.api} has no result that can be compared"
     if compat and call.api in BLOCKED_THERE:
         return f"API {call.api} is not checked by the existing tool"
-    if _listed(call, settings.black_list):
+    if _is_listed(call, settings.black_list):
         return f"API {call.api} is in black_list"
-    if settings.white_list and not _listed(call, settings.white_list):
+    if settings.white_list and not _is_listed(call, settings.white_list):
         return f"API {call.api} is not in white_list"
     return None
 
 
-def _listed(call: Named, names: Sequence[str]) -> bool:
+def _is_listed(call: Named, names: Sequence[str]) -> bool:
     return any(name == call.api or name == call.name or (_is_pattern(name) and fnmatchcase(call.name, name)) for name in names)
 
 
@@ -202,7 +202,7 @@ def remarks_on_lists(calls: Sequence[Call], settings: PrecheckSettings, compat: 
     remarks = []
     for key in ("white_list", "black_list"):
         for name in getattr(settings, key):
-            if not any(_listed(call, (name,)) for call in calls):
+            if not any(_is_listed(call, (name,)) for call in calls):
                 near = nearest(name, apis)
                 remarks.append(f"{key}: no call of {name!r} in this dump" + (f"; did you mean {near!r}?" if near else ""))
     if all(why_not(call, settings, compat) for call in calls):

@@ -17,7 +17,7 @@ from dataclasses import asdict
 from typing import Any, NamedTuple, Protocol
 
 from msprobe_engine.accuracy.precheck.options import About, Work
-from msprobe_engine.accuracy.results import CallResult, skipped
+from msprobe_engine.accuracy.results import CallResult, build_skipped_result
 from msprobe_engine.core.errors import ProbeError, UsageError
 
 START_SECONDS = 600.0
@@ -50,7 +50,7 @@ class Item(Protocol):
 
 
 class Feed(deque[Item]):
-    """Calls that come while others are checked. `put` and `end` may be called from any thread."""
+    """Calls that come while others are checked. `put` and `close` may be called from any thread."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -64,13 +64,13 @@ class Feed(deque[Item]):
         self.extend(calls)
         self._wake()
 
-    def end(self) -> None:
+    def close(self) -> None:
         """No more come."""
         self.open = False
         self._wake()
 
     def fileno(self) -> int:
-        """Is readable after `put` and `end`."""
+        """Is readable after `put` and `close`."""
         return self._read
 
     def calm(self) -> None:
@@ -117,12 +117,12 @@ class Pool:
                 yield from self._serve(workers, selector, waiting, alone)
                 if alone:  # what the system killed may have been too much beside the others
                     for worker in workers:
-                        worker.end()
+                        worker.kill()
                     workers[0].start()
                     yield from self._serve(workers[:1], selector, alone, None)
             finally:
                 for worker in workers:
-                    worker.end()
+                    worker.kill()
 
     def _serve(
         self, workers: list[_Worker], selector: selectors.BaseSelector, waiting: deque[Item], alone: deque[Item] | None
@@ -134,7 +134,7 @@ class Pool:
         for worker in workers:
             worker.give(waiting)
         while waiting or any(worker.call for worker in workers) or (feed is not None and feed.open):
-            for key, _ in selector.select(timeout=min((w.left(self._timeout) for w in workers), default=0.0)):
+            for key, _ in selector.select(timeout=min((w.remaining_seconds(self._timeout) for w in workers), default=0.0)):
                 if key.data is not feed:
                     yield from self._hear(key.data, waiting, alone)
             if feed is not None:
@@ -144,11 +144,11 @@ class Pool:
                         worker.start()
                     worker.give(feed)
             for worker in workers:
-                if worker.left(self._timeout) <= 0:
+                if worker.remaining_seconds(self._timeout) <= 0:
                     yield from self._late(worker, waiting)
 
     def _hear(self, worker: _Worker, waiting: deque[Item], alone: deque[Item] | None) -> Iterator[Answer]:
-        for message in worker.read():
+        for message in worker.read_messages():
             if "failed" in message:
                 raise (UsageError if worker.ready else CannotBegin)(str(message["failed"]))
             if self._told is not None and isinstance(message.get("ready"), dict):
@@ -161,7 +161,7 @@ class Pool:
             worker.give(waiting)
         if not worker.closed:
             return
-        code, call = worker.end(), worker.call
+        code, call = worker.kill(), worker.call
         if not worker.ready:
             raise ProbeError(f"the process that was to check calls ended before it began ({_how(code)}): {worker.tail()}")
         if call is None:
@@ -172,17 +172,17 @@ class Pool:
         if code == -signal.SIGKILL and alone is not None:
             alone.append(call)
         else:
-            yield Answer(call, skipped(call.name, f"the process that ran it ended ({_how(code)}); nothing was compared"), True)
+            yield Answer(call, build_skipped_result(call.name, f"the process that ran it ended ({_how(code)}); nothing was compared"), True)
         if waiting:
             worker.start()
 
     def _late(self, worker: _Worker, waiting: deque[Item]) -> Iterator[Answer]:
         if not worker.ready:
             raise ProbeError(f"a process that was to check calls did not begin within {START_SECONDS:g} s: {worker.tail()}")
-        worker.end()
+        worker.kill()
         if worker.call is not None:
             call, worker.call = worker.call, None
-            yield Answer(call, skipped(call.name, f"took longer than {self._timeout:g} s (--timeout) and was ended"), True)
+            yield Answer(call, build_skipped_result(call.name, f"took longer than {self._timeout:g} s (--timeout) and was ended"), True)
         if waiting:
             worker.start()
 
@@ -226,13 +226,13 @@ class _Worker:
             self.since = time.monotonic()
             self._send(call.message())
 
-    def left(self, timeout: float) -> float:
+    def remaining_seconds(self, timeout: float) -> float:
         """Seconds until this process is late; far away when it has nothing to do."""
         if self.closed or (self.ready and self.call is None):
             return START_SECONDS
         return max(0.0, self.since + (timeout if self.ready else START_SECONDS) - time.monotonic())
 
-    def read(self) -> list[dict[str, Any]]:
+    def read_messages(self) -> list[dict[str, Any]]:
         """What it has said since the last look; `closed` when it will say nothing more."""
         assert self._process.stdout is not None
         data = os.read(self._process.stdout.fileno(), _READ)
@@ -242,7 +242,7 @@ class _Worker:
         *lines, self._rest = (self._rest + data).split(b"\n")
         return [json.loads(line) for line in lines]
 
-    def end(self) -> int:
+    def kill(self) -> int:
         """Kill the process if it lives; its exit code."""
         if self._errors is None:
             return 0
@@ -269,12 +269,12 @@ class _Worker:
 
     def tail(self) -> str:
         """The last lines that the process wrote to the standard error."""
-        self.end()
+        self.kill()
         return self._tail or "it wrote nothing"
 
     def _send(self, message: dict[str, Any]) -> None:
         assert self._process.stdin is not None
-        with contextlib.suppress(BrokenPipeError):  # it is dead; `read` will find that out
+        with contextlib.suppress(BrokenPipeError):  # it is dead; `read_messages` will find that out
             self._process.stdin.write(json.dumps(message).encode() + b"\n")
             self._process.stdin.flush()
 

@@ -17,7 +17,7 @@ from msprobe_engine.accuracy.precheck.calls import Call, DumpCalls, read_calls, 
 from msprobe_engine.accuracy.precheck.options import About, Options, Work
 from msprobe_engine.accuracy.precheck.pool import CannotBegin, Pool
 from msprobe_engine.accuracy.result_files import ResultFiles
-from msprobe_engine.accuracy.results import CallResult, bare_name, skipped
+from msprobe_engine.accuracy.results import CallResult, bare_name, build_skipped_result
 from msprobe_engine.accuracy.settings import PrecheckSettings
 from msprobe_engine.accuracy.verdict.mindspore_form import form_for
 from msprobe_engine.core.errors import SettingsError
@@ -157,11 +157,11 @@ def _check_rest(
 ) -> None:
     """Calls that the lists leave out get their row at once, all others from the processes."""
 
-    def keep(result: CallResult) -> None:
+    def save_result(result: CallResult) -> None:
         tally.add(result)
         files.append(result, summary.source_line(dump.stacks.get(f"{result.name}.forward", ())))
 
-    def told(about: About) -> None:
+    def report_device(about: About) -> None:
         for remark in (about.remark, *_without_call(about.operators, calls)) if not tally.devices else ():
             if remark:
                 get_logger().warning("%s", printable(remark))
@@ -173,7 +173,7 @@ def _check_rest(
         if reason is None:
             asked.append(call)
         else:
-            keep(skipped(call.name, reason))
+            save_result(build_skipped_result(call.name, reason))
     number = processes(options, len(asked))
     shared = memory.plan(asked, number, memory.free_memory())
     if shared.large and shared.processes < number:
@@ -181,14 +181,14 @@ def _check_rest(
         get_logger().warning(text, len(shared.large), shared.processes, number)
     with bar("checking", len(asked)) as advance:
         for call, reason in shared.refused:
-            tally.broken.append(skipped(call.name, reason))
-            keep(tally.broken[-1])
+            tally.broken.append(build_skipped_result(call.name, reason))
+            save_result(tally.broken[-1])
             advance(bare_name(call.name))
         for part, count in ((shared.together, number), (shared.large, shared.processes)):
-            pool = Pool(_works(count, dump, settings, options, error_data), options.timeout, told)
+            pool = Pool(_works(count, dump, settings, options, error_data), options.timeout, report_device)
             with closing(pool.check(part)) as answers:
                 for answer in answers:
-                    keep(answer.result)
+                    save_result(answer.result)
                     if answer.broken:
                         tally.broken.append(answer.result)
                     advance(bare_name(answer.call.name))

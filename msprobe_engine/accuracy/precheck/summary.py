@@ -127,7 +127,7 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]], by_old_rules: bool =
         calls = "1 call does not pass:" if len(ranked) == 1 else f"{len(ranked)} calls do not pass, the worst first:"
         lines.append(calls if len(ranked) <= WORST else f"{len(ranked)} calls do not pass, the worst {WORST}:")
         for result in ranked[:WORST]:
-            lines += _told(result, stacks, by_old_rules)
+            lines += _format_call(result, stacks, by_old_rules)
     return "\n".join(lines)
 
 
@@ -151,7 +151,7 @@ def _old_reason(tensor: TensorResult) -> str:
     return f"by the existing tool's rule{f': {told}' if told else ', which compares no such types or shapes'}"
 
 
-def _told(result: CallResult, stacks: Mapping[str, Sequence[str]], by_old_rules: bool) -> list[str]:
+def _format_call(result: CallResult, stacks: Mapping[str, Sequence[str]], by_old_rules: bool) -> list[str]:
     bad = [tensor for tensor in result.tensors if tensor.status in (ERROR, WARNING)]
     sides = ", ".join(
         f"{side} {status}" for side, status in (("forward", result.forward), ("backward", result.backward)) if status in (ERROR, WARNING)

@@ -23,7 +23,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.accuracy.precheck.options import Check, Work
-from msprobe_engine.accuracy.results import skipped
+from msprobe_engine.accuracy.results import build_skipped_result
 from msprobe_engine.core.backend import load_backend
 from msprobe_engine.core.errors import ProbeError
 
@@ -43,20 +43,20 @@ def main() -> None:
     try:
         check = make_check(Work.from_json(json.loads(lines.readline())))
     except ProbeError as error:
-        _say(answers, {"failed": str(error)})
+        _send_message(answers, {"failed": str(error)})
         return
     except ImportError as error:
-        _say(answers, {"failed": f"the framework of the dump cannot be imported here: {error}"})
+        _send_message(answers, {"failed": f"the framework of the dump cannot be imported here: {error}"})
         return
-    _say(answers, {"ready": True if check.about is None else asdict(check.about)})
+    _send_message(answers, {"ready": True if check.about is None else asdict(check.about)})
     for line in lines:
         call = json.loads(line)
         try:
-            result = skipped(call["name"], call["skip"]) if "skip" in call else check(**call)
+            result = build_skipped_result(call["name"], call["skip"]) if "skip" in call else check(**call)
         except ProbeError as error:  # its files cannot be written
-            _say(answers, {"failed": str(error)})
+            _send_message(answers, {"failed": str(error)})
             return
-        _say(answers, {"result": result.to_json()})
+        _send_message(answers, {"result": result.to_json()})
 
 
 def make_check(work: Work) -> Check:
@@ -71,7 +71,7 @@ def make_check(work: Work) -> Check:
     return check
 
 
-def _say(answers: Any, message: Mapping[str, Any]) -> None:
+def _send_message(answers: Any, message: Mapping[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
 

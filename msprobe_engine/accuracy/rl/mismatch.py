@@ -169,7 +169,7 @@ def measure(batch: Batch, clip: float = 0.2) -> Mismatch:
             correlation=_correlation(x, y),
             slope=float(np.mean((x - x.mean()) * (y - y.mean())) / x.var()) if x.size > 1 and x.var() > 0 else math.nan,
             explained=_correlation(x, d),
-            shifted=_shifted(batch),
+            shifted=_correlate_shifted(batch),
             zero_rollout=int(zero_rollout.sum()),
             zero_trainer=int(zero_trainer.sum()),
             without_zeros=_mean(np.abs(d[~(zero_rollout | zero_trainer)])),
@@ -195,7 +195,7 @@ def _correlation(x: Array, y: Array) -> float:
     return float((x * y).sum()) / size if size > 0 else math.nan
 
 
-def _shifted(batch: Batch) -> float:
+def _correlate_shifted(batch: Batch) -> float:
     """The better of the correlations with the position before and behind."""
     found = []
     chosen = batch.finite[:, 1:] & batch.finite[:, :-1]

@@ -137,11 +137,11 @@ def extract(call: Recorded, source: Source) -> dict[str, Any]:
     """The records of one call as the existing tool keeps them in a file of their own: names of saved tensors with their directory."""
     directory = source.files.directory.resolve()
 
-    def placed(value: Any) -> Any:
+    def prefix_data_names(value: Any) -> Any:
         if isinstance(value, list):
-            return [placed(child) for child in value]
+            return [prefix_data_names(child) for child in value]
         if isinstance(value, dict):
-            found = {key: placed(child) for key, child in value.items()}
+            found = {key: prefix_data_names(child) for key, child in value.items()}
             if isinstance(found.get("data_name"), str):
                 found["data_name"] = os.path.join(directory, found["data_name"])
             return found
@@ -150,7 +150,7 @@ def extract(call: Recorded, source: Source) -> dict[str, Any]:
     records = {str(call.name): call.forward}
     if call.backward is not None:
         records[f"{str(call.name).removesuffix(names.FORWARD)}{names.BACKWARD}"] = call.backward
-    return {key: placed(record) for key, record in records.items()}
+    return {key: prefix_data_names(record) for key, record in records.items()}
 
 
 def read_extracted(file: Path) -> Source:
@@ -213,10 +213,10 @@ def generate(source: Source, call: Recorded, dialect: Dialect, loader: Loader, o
         write_file(directory / f"{stem}.py", [made.text.encode("ascii")])
     except OSError as error:
         raise UsageError(f"{directory}: cannot be written to ({error.strerror or error}); choose another directory") from None
-    return Written(directory / f"{stem}.py", len(made.files), _drawn(made))
+    return Written(directory / f"{stem}.py", len(made.files), _find_drawn_inputs(made))
 
 
-def _drawn(made: Script) -> tuple[str, ...]:
+def _find_drawn_inputs(made: Script) -> tuple[str, ...]:
     read = set(made.files.values())
     parts = {**made.parts["inputs"], **made.parts.get("incoming", {})}
     return tuple(name for name, spec in parts.items() if spec.data_name is None or spec.data_name not in read)

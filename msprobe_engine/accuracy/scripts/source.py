@@ -162,7 +162,7 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
         "inputs": arguments.tensors,
         "outputs": _leaves(arguments, call.forward.get("output"), "output.{}"),
     }
-    wanted = _wanted(arguments, dialect, backward)
+    wanted = _find_gradient_inputs(arguments, dialect, backward)
     if backward is not None and wanted:
         parts["incoming"] = _leaves(arguments, backward.get("input"), "gradient of output.{}")
         # of a gradient that came in and was not recorded nothing can be told: ones come in, and what was recorded is left out
@@ -174,11 +174,11 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     files: dict[str, str] = {}
     shown = {part: _specs(part, specs, files, dialect.suffix, saved if options.recorded else frozenset()) for part, specs in parts.items()}
     body = _call(function, positional, keywords, list(arguments.tensors))
-    text = _assembled(call, dialect, options, stem, function, body, shown, directions, wanted)
+    text = _assemble_script(call, dialect, options, stem, function, body, shown, directions, wanted)
     return Script(text, files, parts)
 
 
-def _wanted(arguments: Arguments, dialect: Dialect, backward: Mapping[str, Any] | None) -> list[str]:
+def _find_gradient_inputs(arguments: Arguments, dialect: Dialect, backward: Mapping[str, Any] | None) -> list[str]:
     """Names of the inputs whose gradients are wanted."""
     able = [name for name, spec in arguments.tensors.items() if dialect.differentiable(spec.dtype)]
     if dialect.says_gradients:
@@ -194,21 +194,21 @@ def _leaves(arguments: Arguments, items: Any, pattern: str) -> dict[str, Spec]:
     found: dict[str, Spec] = {}
     n = 0
 
-    def look(item: Any) -> None:
+    def collect_leaves(item: Any) -> None:
         nonlocal n
         if isinstance(item, list):
             for child in item:
-                look(child)
+                collect_leaves(child)
         elif isinstance(item, Mapping) and "dtype" in item and "shape" in item:
             found[pattern.format(n)] = arguments.tensor(item)
             n += 1
         elif isinstance(item, Mapping) and "type" not in item:
             for child in item.values():
-                look(child)
+                collect_leaves(child)
         else:
             n += 1
 
-    look(items)
+    collect_leaves(items)
     return found
 
 
@@ -241,7 +241,7 @@ def _call(function: Function, positional: Sequence[str], keywords: Sequence[str]
     words = [*(positional[1:] if dotted else positional), *keywords]
     line = f"    return {head}({', '.join(words)})\n"
     if len(line) > _WIDTH:
-        line = f"    return {head}(\n" + "".join(f"        {_wrapped(word)},\n" for word in words) + "    )\n"
+        line = f"    return {head}(\n" + "".join(f"        {_wrap_word(word)},\n" for word in words) + "    )\n"
     names_ = ", ".join((*tensors, "*", DTYPE, DEVICE))
     head = f"def call({names_}):\n"
     if len(head) > _WIDTH:
@@ -250,13 +250,13 @@ def _call(function: Function, positional: Sequence[str], keywords: Sequence[str]
     return head + text + line
 
 
-def _wrapped(word: str) -> str:
+def _wrap_word(word: str) -> str:
     if len(word) < _WIDTH - 10 or "'" in word or '"' in word:
         return word
     return textwrap.fill(word, _WIDTH - 10, subsequent_indent=" " * 12, break_long_words=False, break_on_hyphens=False)
 
 
-def _assembled(
+def _assemble_script(
     call: Recorded,
     dialect: Dialect,
     options: Options,

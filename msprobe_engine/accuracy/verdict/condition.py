@@ -144,7 +144,7 @@ class _Part:
 def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float, looked: Array, all_of_them: float) -> _Part:
     size = np.where(looked, np.abs(b), 0.0)
     error = np.where(looked, np.abs(d - b), 0.0)
-    moved, error = _moved(b, d, size, error, changed, looked, unit, kind)
+    moved, error = _measure_changes(b, d, size, error, changed, looked, unit, kind)
     if not changed:
         moved = UNMEASURED * unit * np.maximum(size, all_of_them)
     inner = internal(kind).round_off
@@ -170,7 +170,7 @@ def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float
     return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single, signed)
 
 
-def _moved(
+def _measure_changes(
     b: Array, d: Array, size: Array, error: Array, changed: list[Array], looked: Array, unit: float, kind: FloatType
 ) -> tuple[Array, Array]:
     """How far the changes move every element, and the error, where the operator jumps that against the nearest result."""

@@ -62,7 +62,9 @@ def _walk(metrics: Mapping[str, Metric], device_dtype: str, one_side: bool, vers
     return (ERROR if not good["thousandth"] else PASS if good["ten_thousandth"] else WARNING), seen
 
 
-def shown(metrics: Mapping[str, Metric], standard: str, device_dtype: str, size: int, status: str, version: str = OLD) -> frozenset[str]:
+def select_written_metrics(
+    metrics: Mapping[str, Metric], standard: str, device_dtype: str, size: int, status: str, version: str = OLD
+) -> frozenset[str]:
     """Keys of the metrics that the existing tool writes; the cells of all others are blank.
 
     Args:

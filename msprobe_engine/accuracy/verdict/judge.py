@@ -19,7 +19,7 @@ from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict import standards
 from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
 from msprobe_engine.accuracy.verdict.existing import old_status
-from msprobe_engine.accuracy.verdict.metrics import blocks, error_rate, float_metrics, working
+from msprobe_engine.accuracy.verdict.metrics import blocks, convert_to_working_types, error_rate, float_metrics
 from msprobe_engine.core.dtypes import FloatType, float_type, plain_name
 
 Array = npt.NDArray[Any]
@@ -71,7 +71,7 @@ def judge(
         return _scalar(name, bench, device, bench_dtype, device_dtype)
     standard = standards.standard_of(api, device_dtype)
     metrics = _metrics(bench, device, device_dtype, standard)
-    old = old_status(*working(bench, device, device_dtype), device_dtype, metrics)
+    old = old_status(*convert_to_working_types(bench, device, device_dtype), device_dtype, metrics)
     status, message, measured = _verdict(api, name, bench, device, device_dtype, standard, changed, second, input_dtype, integer_step)
     units = None if measured is None else max(measured.units, measured.most)
     return TensorResult(name, device.shape, bench_dtype, device_dtype, metrics, standard, status, message, old, units)
@@ -146,7 +146,7 @@ def _verdict(
         return status, message, Measured()
     inputs = float_type(input_dtype) or kind
     if standards.belongs(api, "signs"):
-        d = _aligned(b, d)
+        d = _align_signs(b, d)
     unit = max(inputs.round_off, 2.0**-52)
     measured = measure(b, d, kind, changed, unit, finite)
     found, text = _by_condition(measured, _limits(api, name, kind, inputs), kind, bool(changed))
@@ -159,7 +159,7 @@ def _verdict(
     return max(status, found, key=(PASS, WARNING, ERROR).index), _lines(message, text), measured
 
 
-def _aligned(b: Array, d: Array) -> Array:
+def _align_signs(b: Array, d: Array) -> Array:
     """The device's vectors with the signs (phases) of the bench's: columns, or rows where these then fit better."""
     if b.ndim < 2:
         return d
@@ -184,12 +184,12 @@ def _exact(bench: Array, device: Array, changed: Sequence[Array], step: int) -> 
         different &= np.abs(bench.astype(np.int64) - device.astype(np.int64)) > step
     if not different.any():
         return PASS, ""
-    if _explained(different, changed, bench, device):
+    if _is_explained(different, changed, bench, device):
         return PASS, f"{_count(different)}, where round-off of the inputs decides"
     return ERROR, _count(different)
 
 
-def _explained(different: Array, changed: Sequence[Array], bench: Array, device: Array) -> bool:
+def _is_explained(different: Array, changed: Sequence[Array], bench: Array, device: Array) -> bool:
     """Is every difference where changed inputs give another result too? By chance it may have come out the same way every time: of
     those that are not, there may be as many as of those that are."""
     moves, hits = np.zeros(bench.shape, bool), np.zeros(bench.shape, bool)

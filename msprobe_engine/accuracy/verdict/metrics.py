@@ -53,7 +53,7 @@ def single_in_double(kind: str, dimensions: int) -> bool:
     return kind == "bfloat16" and dimensions == 0
 
 
-def working(bench: Array, device: Array, device_dtype: str) -> tuple[Array, Array]:
+def convert_to_working_types(bench: Array, device: Array, device_dtype: str) -> tuple[Array, Array]:
     """Both sides in the types the metrics are computed in."""
     if plain_name(device_dtype) == "bfloat16":
         with np.errstate(over="ignore"):
@@ -142,7 +142,7 @@ class FloatMetrics:
     """One block of a float tensor; what several metrics need is computed once.
 
     Args:
-        bench, device: of one shape, not empty, from `working`.
+        bench, device: of one shape, not empty, from `convert_to_working_types`.
         device_dtype: what the device's tensor was, ``"torch.bfloat16"``.
     """
 
@@ -301,7 +301,7 @@ _TAKEN: Mapping[str, tuple[Callable[[FloatMetrics], dict[str, Any]], Callable[[_
 def float_metrics(bench: Array, device: Array, device_dtype: str, *wanted: str) -> Mapping[str, Metric]:
     """Common metrics and those of the standards `wanted` of a float tensor of one shape, not empty; of complex ones and types without a
     standard (float64) the common ones alone."""
-    b, d = working(bench, device, device_dtype)
+    b, d = convert_to_working_types(bench, device, device_dtype)
     kind, complexes = plain_name(device_dtype), np.iscomplexobj(b) or np.iscomplexobj(d)
     taken = wanted if kind in (*standards.NARROW, *standards.FLOAT8) and not complexes else ()
     parts: list[Counts] = []

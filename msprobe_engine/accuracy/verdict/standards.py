@@ -66,7 +66,7 @@ def _forms(entry: str) -> tuple[str, ...]:
     return (entry[:-1], entry[:-1] + "_") if entry.endswith("*") else (entry,)
 
 
-def listed(api: str, name: str) -> bool:
+def is_listed(api: str, name: str) -> bool:
     """Is the API (bare, ``"softmax"`` or ``"linalg.inv"``) in that list of ``standards.yaml``?"""
     return api in _lists()[name]
 
@@ -100,7 +100,7 @@ def standard_of(api: str, dtype: str, version: str = OLD, input_dtype: str = "")
             return BENCHMARK
     if name not in (*NARROW, *WITHOUT, *FLOAT8):
         return BINARY
-    return next((standard for standard in STANDARDS[:-1] if listed(api, standard)), BENCHMARK)
+    return next((standard for standard in STANDARDS[:-1] if is_listed(api, standard)), BENCHMARK)
 
 
 def ratio_limit(metric: str, api: str, version: str = OLD) -> float:

@@ -29,11 +29,11 @@ def run(args: argparse.Namespace) -> int:
     import json
 
     from msprobe_engine.find.checkpoint.diff import OpenedCheckpoint, Options
-    from msprobe_engine.report.checkpoint.show import listing, text
+    from msprobe_engine.report.checkpoint.show import describe_checkpoint, text
 
     checkpoint = OpenedCheckpoint(args.path, Options(trust=args.trust)).checkpoint
     if args.json:
-        print(json.dumps(listing(checkpoint), indent=1, allow_nan=False))
+        print(json.dumps(describe_checkpoint(checkpoint), indent=1, allow_nan=False))
     else:
         print(text(checkpoint, tensors=args.tensors, values=args.values))
     return 2 if checkpoint.problems else 0

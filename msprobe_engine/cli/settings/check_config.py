@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     """Print the resolved settings, without passwords and keys in them: people show this to others."""
     import yaml
 
-    from msprobe_engine.config.secrets.masking import cleaned
+    from msprobe_engine.config.secrets.masking import mask_setting
     from msprobe_engine.core.errors import SettingsError
     from msprobe_engine.core.settings.load import read_settings
     from msprobe_engine.core.settings.tree import to_tree
@@ -44,6 +44,6 @@ def run(args: argparse.Namespace) -> int:
     except SettingsError as error:
         where = args.path or os.environ["MSPROBE_CONFIG"]
         raise SettingsError("\n".join(f"{where}: {line}" for line in str(error).splitlines())) from error
-    tree = cleaned("", to_tree(settings))
+    tree = mask_setting("", to_tree(settings))
     print(json.dumps(tree, indent=2) if args.json else yaml.safe_dump(tree, sort_keys=False).rstrip())
     return 0

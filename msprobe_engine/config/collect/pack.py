@@ -14,7 +14,7 @@ from msprobe_engine.config.launch_scripts.shell.context import ONLY_A_RUN_KNOWS
 from msprobe_engine.config.launch_scripts.static import collect_static
 from msprobe_engine.config.launch_scripts.static_values import StaticSettings
 from msprobe_engine.config.pack.writer import PackWriter
-from msprobe_engine.config.secrets.masking import cleaned, masked_value
+from msprobe_engine.config.secrets.masking import mask_setting, masked_value
 from msprobe_engine.config.secrets.names import judged_name, secret_variable
 from msprobe_engine.formats.pack import entries
 
@@ -45,7 +45,7 @@ def collect(
         SinkError: the pack cannot be written.
     """
     about = environment.collect(added=added, key=key)
-    found = collect_static(paths, arguments=arguments, inherited=_inherited()) if paths else None
+    found = collect_static(paths, arguments=arguments, inherited=_read_inherited_variables()) if paths else None
     contents: dict[str, Any] = {}
     contents[entries.ENV] = about.values
     contents[entries.of_rank("withheld", 0)] = about.entry()
@@ -68,7 +68,7 @@ def _program(found: StaticSettings | None, paths: Sequence[str | Path]) -> str |
     return next((one for one in programs if os.path.isfile(one)), paths[0] if paths else Path("any file"))
 
 
-def _inherited() -> dict[str, str]:
+def _read_inherited_variables() -> dict[str, str]:
     """Variables that scripts may use: a value gets into a pack only as part of a setting, under the masker."""
     return {
         name: value
@@ -86,9 +86,9 @@ def static_entries(found: StaticSettings, *, added: Sequence[str] = (), key: byt
     scripts set the same is written as of those of a process."""
     plain = {name: one.value for name, one in found.values.items()}
     judged = {name: judged_name(name, plain) for name in plain}
-    values = {name: {**asdict(one), "value": cleaned(judged[name], one.value)} for name, one in found.values.items()}
+    values = {name: {**asdict(one), "value": mask_setting(judged[name], one.value)} for name, one in found.values.items()}
     for name, places in found.conflicts.items():
-        values[name]["several"] = [cleaned(judged[name], one.value) for one in places]
+        values[name]["several"] = [mask_setting(judged[name], one.value) for one in places]
     variables = environment.collect(found.env, added=added, key=key)
     ours = {
         "values": values,
@@ -101,5 +101,5 @@ def static_entries(found: StaticSettings, *, added: Sequence[str] = (), key: byt
         "files": found.files,
         "notes": found.notes,
     }
-    existing = {name: cleaned(judged[name], value) for name, value in found.existing_shape().items()}
+    existing = {name: mask_setting(judged[name], value) for name, value in found.existing_shape().items()}
     return {entries.STATIC: existing, entries.STATIC_SETTINGS: ours}

@@ -13,7 +13,7 @@ _FILES = "METADATA", "PKG-INFO", ""
 
 
 @functools.lru_cache(maxsize=1)
-def installed() -> tuple[tuple[str, str], ...]:
+def list_installed() -> tuple[tuple[str, str], ...]:
     """(name, version) of every distribution on the path, sorted; of a name that is there twice the one that is imported comes first, and
     both are given. What has no readable metadata is left out."""
     found: dict[tuple[str, str], None] = {}
@@ -33,6 +33,6 @@ def installed() -> tuple[tuple[str, str], ...]:
 
 def text() -> str:
     """Entry ``pip``. Of a name that is there twice the last line counts for the existing tool, so the imported one is last."""
-    pairs = installed()
+    pairs = list_installed()
     order = {pair: -number for number, pair in enumerate(pairs)}
     return "".join(f"{name}={version}\n" for name, version in sorted(pairs, key=lambda pair: (pair[0].lower(), order[pair])))

@@ -85,11 +85,11 @@ class RandomCalls:
     def replace_all(self, replace: Replace) -> None:
         """Let `replace` put wrappers in place of the functions of ``random`` and ``numpy.random``."""
         for name in PYTHON:
-            replace(random, name, functools.partial(self.wrapped, f"random.{name}"))
+            replace(random, name, functools.partial(self.wrap_function, f"random.{name}"))
         for name in NUMPY:
-            replace(np.random, name, functools.partial(self.wrapped, f"np.random.{name}"))
+            replace(np.random, name, functools.partial(self.wrap_function, f"np.random.{name}"))
 
-    def wrapped(self, name: str, original: Any, draws: Callable[..., bool] | None = None) -> Any:
+    def wrap_function(self, name: str, original: Any, draws: Callable[..., bool] | None = None) -> Any:
         """`original`, counted under `name`.
 
         Args:
@@ -98,12 +98,12 @@ class RandomCalls:
         add, seeds, quiet = self._add, name.rpartition(".")[2] in _SEEDS, self._quiet
 
         @functools.wraps(original)
-        def counted(*args: Any, **kwargs: Any) -> Any:
+        def count_call(*args: Any, **kwargs: Any) -> Any:
             if not quiet() and self.on:  # a compiler that looks at this sees nothing but the call
                 add(name, seeds, draws, args, kwargs, sys._getframe(1))
             return original(*args, **kwargs)
 
-        return counted
+        return count_call
 
     def _add(
         self,
@@ -150,11 +150,11 @@ class RandomCalls:
                 if len(self._lines) >= MOST_STACKS:
                     self.left_out += 1
                     return None
-                made = _Line(self._stack(frame), described(args, kwargs))
+                made = _Line(self._stack(frame), describe_arguments(args, kwargs))
                 with self._lock:
                     line = self._lines.setdefault(key, made)
             if seeds and len(line.seeds) < MOST_SEEDS:
-                line.seeds.append(described(args, kwargs))
+                line.seeds.append(describe_arguments(args, kwargs))
             return line
         finally:
             self._inside.on = False
@@ -172,7 +172,7 @@ class RandomCalls:
     def __len__(self) -> int:
         return len(self._lines)
 
-    def existing(self) -> dict[str, list[dict[str, Any]]]:
+    def to_existing_format(self) -> dict[str, list[dict[str, Any]]]:
         """As the existing tool has it: function to ``[{"count", "stack"}]``, outermost frame first."""
         found: dict[str, list[dict[str, Any]]] = {}
         for key, line in list(self._lines.items()):
@@ -202,20 +202,20 @@ def _where(stack: list[tuple[CodeType, int]]) -> str:
     return f"{stack[-1][0].co_filename}:{stack[-1][1]} in {stack[-1][0].co_name}" if stack else ""
 
 
-def described(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
+def describe_arguments(args: tuple[Any, ...], kwargs: dict[str, Any]) -> str:
     """Arguments of a call in one line: numbers and short texts as they are, arrays and tensors by shape and type, the rest by class."""
-    parts = [*(_described(value) for value in args), *(f"{name}={_described(value)}" for name, value in kwargs.items())]
+    parts = [*(_describe_value(value) for value in args), *(f"{name}={_describe_value(value)}" for name, value in kwargs.items())]
     text = ", ".join(parts)
     return text if len(text) <= 4 * _LONGEST else f"{text[: 4 * _LONGEST]}..."
 
 
-def _described(value: Any) -> str:
+def _describe_value(value: Any) -> str:
     if value is None or isinstance(value, (bool, int, float, complex)):
         return repr(value)
     if isinstance(value, (str, bytes)):
         return repr(value if len(value) <= _LONGEST else value[:_LONGEST])
     if isinstance(value, (tuple, list)):
-        inner = ", ".join(_described(item) for item in value[:8]) + (", ..." if len(value) > 8 else "")
+        inner = ", ".join(_describe_value(item) for item in value[:8]) + (", ..." if len(value) > 8 else "")
         return f"({inner})" if isinstance(value, tuple) else f"[{inner}]"
     shape = getattr(value, "shape", None)
     if shape is not None:

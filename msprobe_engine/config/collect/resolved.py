@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
-from msprobe_engine.config.secrets.masking import HIDDEN, cleaned
+from msprobe_engine.config.secrets.masking import HIDDEN, mask_setting
 from msprobe_engine.config.secrets.names import secret_setting
 from msprobe_engine.core.guard import raise_of_training
 
@@ -38,16 +38,19 @@ class Resolved(NamedTuple):
 
 def entry(settings: Mapping[str, Resolved]) -> dict[str, dict[str, Any]]:
     """As it is written; secrets are masked, or hidden when their name says what they are."""
-    return {name: {**one._asdict(), "value": cleaned(name, one.value), "where": cleaned(name, one.where)} for name, one in settings.items()}
+    return {
+        name: {**one._asdict(), "value": mask_setting(name, one.value), "where": mask_setting(name, one.where)}
+        for name, one in settings.items()
+    }
 
 
-def existing(settings: Mapping[str, Resolved]) -> dict[str, Any]:
+def to_existing_format(settings: Mapping[str, Resolved]) -> dict[str, Any]:
     """As the existing tool's ``hyperparameters_dynamic.json`` has them: name to value. ``optimizer.lr`` is ``optimizer_lr``: 26.2.0 looks
     at what is behind the last dot only, and takes ``optimizer.class`` and ``model.class`` for one name."""
-    return {name.replace(".", "_").replace(":", "_"): cleaned(name, one.value) for name, one in settings.items()}
+    return {name.replace(".", "_").replace(":", "_"): mask_setting(name, one.value) for name, one in settings.items()}
 
 
-def merged(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
+def merge_settings(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
     """Settings of several frameworks; of a name that two have, the first keeps it, and another value is ``framework:name``."""
     found: dict[str, Resolved] = {}
     for part in parts:
@@ -59,7 +62,7 @@ def merged(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
     return found
 
 
-def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
+def flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted names; lists stay values, but for lists of mappings: ``groups.0.lr``. When all items of such a list are the
     same (layers), the first stands for them, with ``groups.count``."""
     found: dict[str, Any] = {}
@@ -67,11 +70,11 @@ def flattened(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
         name = f"{prefix}{key}"
         deep = name.count(".") < _DEEPEST
         if isinstance(value, Mapping) and value and deep:
-            found.update(flattened(value, f"{name}."))
+            found.update(flatten_tree(value, f"{name}."))
         elif isinstance(value, (list, tuple)) and value and deep and all(isinstance(item, Mapping) and item for item in value):
             alike = len(value) > 1 and all(item == value[0] for item in value)
             for number, item in enumerate(value[:1] if alike else value[:_MOST_ITEMS]):
-                found.update(flattened(item, f"{name}.{number}."))
+                found.update(flatten_tree(item, f"{name}.{number}."))
             if alike or len(value) > _MOST_ITEMS:
                 found[f"{name}.count"] = len(value)
         else:
@@ -104,10 +107,10 @@ def plain_data(value: Any, depth: int = 0) -> Any:
         return [plain_data(item, depth + 1) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
         return {one.name: plain_data(getattr(value, one.name, None), depth + 1) for one in dataclasses.fields(value)}
-    return _named(value, depth)
+    return _name_value(value, depth)
 
 
-def _named(value: Any, depth: int) -> Any:
+def _name_value(value: Any, depth: int) -> Any:
     if type(value).__module__.partition(".")[0] in ("torch", "numpy", "mindspore") and not callable(value):
         if tuple(getattr(value, "shape", (0,))) in ((), (1,)) and hasattr(value, "item"):
             number = value.item()  # of an array library
@@ -134,7 +137,7 @@ def _named(value: Any, depth: int) -> Any:
     return f"<{type(value).__module__}.{type(value).__qualname__}>"
 
 
-def told(
+def resolve_settings(
     values: Mapping[str, Any],
     framework: str,
     *,

@@ -16,7 +16,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, NamedTuple
 
-from msprobe_engine.config.secrets.masking import masked, masked_arguments
+from msprobe_engine.config.secrets.masking import mask_text, masked_arguments
 from msprobe_engine.core.io.input_files import read_input
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
@@ -73,14 +73,14 @@ def cpu_name() -> str:
 def drivers() -> dict[str, str]:
     """Versions of kernel drivers and toolkits: ``nvidia``, ``cuda_toolkit``, ``ascend``, ``ascend_firmware``, ``cann``."""
     found: dict[str, str] = {}
-    text = _read(_NVIDIA)
+    text = _read_text(_NVIDIA)
     if m := re.search(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]+)", text):
         found["nvidia"] = m[1]
     cuda = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
-    if m := re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', _read(Path(cuda) / "version.json")):
+    if m := re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', _read_text(Path(cuda) / "version.json")):
         found["cuda_toolkit"] = m[1]
     for name, place in (("ascend", "driver"), ("ascend_firmware", "firmware")):
-        if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read(_ASCEND_ROOT / place / "version.info")):
+        if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read_text(_ASCEND_ROOT / place / "version.info")):
             found[name] = m[1]
     for home in [*(os.environ[name] for name in _ASCEND if os.environ.get(name)), str(_ASCEND_ROOT / "ascend-toolkit/latest")]:
         if version := _cann(Path(home)):
@@ -91,16 +91,16 @@ def drivers() -> dict[str, str]:
 
 def _cann(home: Path) -> str:
     for place in (home / "version.cfg", home / "compiler/version.info", home / "runtime/version.info", home / "toolkit/version.info"):
-        text = _read(place)
+        text = _read_text(place)
         if m := re.search(r"(?im)^\s*(?:version|toolkit_installed_version|toolkit_running_version)\s*=\s*\[?([^\]\s]+)", text):
             return m[1]
     for place in sorted(home.glob("*/ascend_toolkit_install.info")) if home.is_dir() else ():
-        if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read(place)):
+        if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read_text(place)):
             return m[1]
     return ""
 
 
-def _read(path: Path) -> str:
+def _read_text(path: Path) -> str:
     try:
         with open(path, encoding="utf-8", errors="replace") as file:
             return file.read(65536)
@@ -139,7 +139,7 @@ def state(of: str | os.PathLike[str]) -> dict[str, Any]:
         git = _directory(root)
         commit, branch = _head(git)
         found: dict[str, Any] = {"commit": commit, "branch": branch, "remote": _remote(_common(git))}
-        changed = _changed(root, git)
+        changed = _list_changed_files(root, git)
     except (OSError, ValueError, struct.error, IndexError):
         return {}
     if changed is not None:
@@ -190,11 +190,11 @@ def _remote(git: Path) -> str:
         if line.startswith("["):
             section = line
         elif section == '[remote "origin"]' and line.partition("=")[0].strip() == "url":
-            return masked(line.partition("=")[2].strip())
+            return mask_text(line.partition("=")[2].strip())
     return ""
 
 
-def _changed(root: Path, git: Path) -> list[str] | None:
+def _list_changed_files(root: Path, git: Path) -> list[str] | None:
     """Tracked files that differ from the index; None: too many to look at, or an index of a kind that is not known."""
     entries = _index(git / "index")
     if entries is None:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, Unknown, shown, unknown_of
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, Unknown, show_text, unknown_of
 from msprobe_engine.config.launch_scripts.static_values import Found
 
 _OPTION = re.compile(r"--?[A-Za-z]")
@@ -67,13 +67,13 @@ def read_options(words: Sequence[Text], where: str, note: Note) -> Options:
             continue
         first = word[0]
         assert isinstance(first, Known)
-        if shown(word) == "--":
+        if show_text(word) == "--":
             out.positionals.extend(words[i:])
             break
         name, equals, rest = first.text.partition("=")
         values: list[Text] = [(Known(rest, first.at), *word[1:])] if equals else []
         if not equals and len(word) > 1:
-            name = shown(word)
+            name = show_text(word)
         while not equals and i < count and not is_option(words[i]):
             if _passed_on(words[i]) and (values or _list_like(words[i])):
                 break
@@ -81,12 +81,12 @@ def read_options(words: Sequence[Text], where: str, note: Note) -> Options:
                 break
             values.append(words[i])
             i += 1
-        _put(out, name.lstrip("-"), _found(values, where, first.at), note)
+        _store_option(out, name.lstrip("-"), _build_found(values, where, first.at), note)
     return out
 
 
-def _found(values: list[Text], where: str, at: Place) -> Found:
-    texts = [shown(text) for text in values]
+def _build_found(values: list[Text], where: str, at: Place) -> Found:
+    texts = [show_text(text) for text in values]
     value: object = True if not texts else texts[0] if len(texts) == 1 else texts
     unknown = next((piece for text in values if (piece := unknown_of(text)) is not None), None)
     if unknown is None:
@@ -97,7 +97,7 @@ def _found(values: list[Text], where: str, at: Place) -> Found:
     return Found(value, where, at.file, at.line, False, why)
 
 
-def _put(out: Options, name: str, found: Found, note: Note) -> None:
+def _store_option(out: Options, name: str, found: Found, note: Note) -> None:
     before = out.found.get(name)
     if before is not None and before.value != found.value:
         said = f"'{name}' is given again; {found.value!r} counts here, {before.value!r} of {before.file}, line {before.line} does not"
@@ -136,7 +136,7 @@ def _perhaps(word: Text, out: Options, where: str, note: Note) -> None:
 
 def _is_override(word: Text) -> bool:
     first = word[0] if word else None
-    return isinstance(first, Known) and (bool(_OVERRIDE.match(first.text)) or bool(_DELETED.fullmatch(shown(word))))
+    return isinstance(first, Known) and (bool(_OVERRIDE.match(first.text)) or bool(_DELETED.fullmatch(show_text(word))))
 
 
 def _override(word: Text, out: Options, note: Note) -> None:
@@ -145,7 +145,7 @@ def _override(word: Text, out: Options, note: Note) -> None:
     assert isinstance(first, Known)
     match = _OVERRIDE.match(first.text)
     if match is None:
-        _put(out, first.text.lstrip("~"), Found(None, "override", first.at.file, first.at.line), note)
+        _store_option(out, first.text.lstrip("~"), Found(None, "override", first.at.file, first.at.line), note)
         return
     value: Text = (Known(first.text[match.end() :], first.at), *word[1:])
-    _put(out, match[1], replace(_found([value], "override", first.at)), note)
+    _store_option(out, match[1], replace(_build_found([value], "override", first.at)), note)

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from msprobe_engine.config.launch_scripts.arguments import Note, Options, is_option, place_of, read_options
 from msprobe_engine.config.launch_scripts.shell.commands.wrappers import name_of, unwrap
 from msprobe_engine.config.launch_scripts.shell.context import Started
-from msprobe_engine.config.launch_scripts.shell.values import Known, Piece, Text, Unknown, shown
+from msprobe_engine.config.launch_scripts.shell.values import Known, Piece, Text, Unknown, show_text
 from msprobe_engine.config.launch_scripts.static_values import Found
 
 FLAGS: dict[str, frozenset[str]] = {
@@ -95,7 +95,7 @@ def parse(started: Started, note: Note) -> Parsed | None:
         launcher = launcher if launcher in DISTRIBUTED else name_of(words[0])
         of_launcher |= read_options(_before_program(words), "launcher", _silent).found
     of_launcher |= _launcher_options(options, FLAGS.get(launcher, frozenset()), note)
-    return Parsed(launcher or "python", shown(program), read_options(rest, "flag", note), of_launcher, started)
+    return Parsed(launcher or "python", show_text(program), read_options(rest, "flag", note), of_launcher, started)
 
 
 def _silent(*_: object) -> None:
@@ -116,13 +116,13 @@ def _before_program(words: Sequence[Text]) -> list[Text]:
 def _of_launch_script(argv: Sequence[Text], of_launcher: dict[str, Found]) -> tuple[str, list[Text], Text | None, list[Text]]:
     """A script that is not at hand and gets the command as one argument, as MindFormers' ``msrun_launcher.sh`` does (then the number of
     processes, and of those on this machine)."""
-    if len(argv) < 2 or not re.match(r"(?:python3? )?\S+\.py(\s|$)", shown(argv[1])):
+    if len(argv) < 2 or not re.match(r"(?:python3? )?\S+\.py(\s|$)", show_text(argv[1])):
         return "", [], None, []
     _, options, program, rest = _program(_words(argv[1]))
     name = name_of(argv[0])
     for key, word in zip(("worker_num", "local_worker_num"), argv[2:]):
-        if name.startswith("msrun") and shown(word).isdigit():
-            of_launcher[key] = Found(shown(word), "launcher", place_of(word).file, place_of(word).line)
+        if name.startswith("msrun") and show_text(word).isdigit():
+            of_launcher[key] = Found(show_text(word), "launcher", place_of(word).file, place_of(word).line)
     return ("msrun" if name.startswith("msrun") else name), options, program, rest
 
 
@@ -143,7 +143,7 @@ def _words(text: Text) -> list[Text]:
 
 def _name(word: Text) -> str:
     """The name of a program; of ``$(which torchrun)`` it is in the script too."""
-    found = re.fullmatch(r"\$\((?:which|command -v)\s+([\w.-]+)\)|`which\s+([\w.-]+)`", shown(word).strip())
+    found = re.fullmatch(r"\$\((?:which|command -v)\s+([\w.-]+)\)|`which\s+([\w.-]+)`", show_text(word).strip())
     return (found[1] or found[2]) if found else name_of(word)
 
 
@@ -151,18 +151,18 @@ def _program(argv: list[Text]) -> tuple[str, list[Text], Text | None, list[Text]
     """Launcher, its options, the program, its words; no program: this command starts none."""
     name = _name(argv[0])
     if name in ("torchrun", "deepspeed", "msrun"):
-        return _launched(name, argv[1:])
+        return _split_launcher_words(name, argv[1:])
     if name in ("accelerate", "accelerate-launch"):
         if name == "accelerate-launch":
-            return _launched("accelerate", argv[1:])
-        return _launched("accelerate", argv[2:]) if len(argv) > 1 and shown(argv[1]) == "launch" else ("", [], None, [])
+            return _split_launcher_words("accelerate", argv[1:])
+        return _split_launcher_words("accelerate", argv[2:]) if len(argv) > 1 and show_text(argv[1]) == "launch" else ("", [], None, [])
     if name in _TRAINERS:
-        if len(argv) > 1 and shown(argv[1]) in _TRAINERS[name]:
-            return name, [], (Known(f"{name} {shown(argv[1])}", argv[1][0].at if argv[1] else argv[0][0].at),), argv[2:]
+        if len(argv) > 1 and show_text(argv[1]) in _TRAINERS[name]:
+            return name, [], (Known(f"{name} {show_text(argv[1])}", argv[1][0].at if argv[1] else argv[0][0].at),), argv[2:]
         return "", [], None, []
     if name.endswith(".py"):
         return "python", [], argv[0], argv[1:]
-    if _PYTHON.fullmatch(name) or re.search(r"python3?\}?$|^\$\{?PYTHON", shown(argv[0]), re.IGNORECASE):
+    if _PYTHON.fullmatch(name) or re.search(r"python3?\}?$|^\$\{?PYTHON", show_text(argv[0]), re.IGNORECASE):
         return _of_python(argv)
     return "", [], None, []
 
@@ -170,13 +170,13 @@ def _program(argv: list[Text]) -> tuple[str, list[Text], Text | None, list[Text]
 def _of_python(argv: list[Text]) -> tuple[str, list[Text], Text | None, list[Text]]:
     i = 1
     while i < len(argv):
-        text = shown(argv[i])
+        text = show_text(argv[i])
         if text in ("-m",) and i + 1 < len(argv):
-            module = shown(argv[i + 1])
+            module = show_text(argv[i + 1])
             if module in _MODULES:
-                return _launched(_MODULES[module], argv[i + 2 :])
+                return _split_launcher_words(_MODULES[module], argv[i + 2 :])
             if module == "accelerate.commands.accelerate_cli" and i + 2 < len(argv):
-                return _launched("accelerate", argv[i + 3 :])
+                return _split_launcher_words("accelerate", argv[i + 3 :])
             return (
                 ("", [], None, [])
                 if module.split(".")[0] in ("pip", "venv", "json", "http")
@@ -192,16 +192,16 @@ def _of_python(argv: list[Text]) -> tuple[str, list[Text], Text | None, list[Tex
             break
     if i >= len(argv):
         return "", [], None, []
-    launcher = next((launcher for path, launcher in _SCRIPTS.items() if shown(argv[i]).endswith(path)), "")
-    return _launched(launcher, argv[i + 1 :]) if launcher else ("python", [], argv[i], argv[i + 1 :])
+    launcher = next((launcher for path, launcher in _SCRIPTS.items() if show_text(argv[i]).endswith(path)), "")
+    return _split_launcher_words(launcher, argv[i + 1 :]) if launcher else ("python", [], argv[i], argv[i + 1 :])
 
 
-def _launched(launcher: str, words: list[Text]) -> tuple[str, list[Text], Text | None, list[Text]]:
+def _split_launcher_words(launcher: str, words: list[Text]) -> tuple[str, list[Text], Text | None, list[Text]]:
     """The options of a launcher end at the first word that belongs to none of them."""
     flags = FLAGS.get(launcher, frozenset())
     i = 0
     while i < len(words):
-        text = shown(words[i])
+        text = show_text(words[i])
         if text == "--":
             i += 1
             break
@@ -223,7 +223,7 @@ def _launcher_options(words: Sequence[Text], flags: frozenset[str], note: Note) 
     out: dict[str, Found] = {}
     i = 0
     while i < len(words):
-        text = shown(words[i])
+        text = show_text(words[i])
         name = text.lstrip("-").partition("=")[0]
         take = 1 if "=" in text or name.replace("_", "-") in flags else 2
         out |= read_options(words[i : i + take], "launcher", note).found

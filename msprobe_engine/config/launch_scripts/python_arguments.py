@@ -78,11 +78,11 @@ class _Reader:
         for statement in statements:
             if isinstance(statement, ast.Assign):
                 for target in statement.targets:
-                    self._assigned(target, statement.value, statement.lineno)
+                    self._read_assignment(target, statement.value, statement.lineno)
             elif isinstance(statement, ast.AnnAssign) and statement.value is not None:
-                self._assigned(statement.target, statement.value, statement.lineno)
+                self._read_assignment(statement.target, statement.value, statement.lineno)
             elif isinstance(statement, ast.AugAssign):
-                self._forget(_dotted(statement.target), statement.lineno)
+                self._forget(_dotted_name(statement.target), statement.lineno)
             elif isinstance(statement, ast.ClassDef):
                 self._fields(statement)
             elif isinstance(statement, (ast.FunctionDef, ast.Expr)):
@@ -90,23 +90,23 @@ class _Reader:
             elif isinstance(statement, (ast.If, ast.For, ast.While, ast.Try, ast.With)):
                 self._branch(statement)
 
-    def _assigned(self, target: ast.expr, value: ast.expr, line: int) -> None:
-        name = _dotted(target)
+    def _read_assignment(self, target: ast.expr, value: ast.expr, line: int) -> None:
+        name = _dotted_name(target)
         if not name:
             return
         if isinstance(value, ast.Call) and value.keywords and not isinstance(value.func, ast.Call):
             self._call(name, value, 0)
             return
-        self._put(name, value, line, 0)
+        self._store_value(name, value, line, 0)
 
-    def _put(self, name: str, value: ast.expr, line: int, depth: int) -> None:
+    def _store_value(self, name: str, value: ast.expr, line: int, depth: int) -> None:
         """One value, or all in a dictionary or call, under dotted names."""
         if depth > MAX_DEPTH:
             raise RecursionError
         if isinstance(value, ast.Dict) and value.keys:
             for key, item in zip(value.keys, value.values):
                 if isinstance(key, ast.Constant) and isinstance(key.value, (str, int)):
-                    self._put(f"{name}.{key.value}", item, item.lineno, depth + 1)
+                    self._store_value(f"{name}.{key.value}", item, item.lineno, depth + 1)
                 else:
                     self._open.append((line, name))
             return
@@ -115,7 +115,7 @@ class _Reader:
             return
         if isinstance(value, (ast.List, ast.Tuple)) and any(isinstance(item, (ast.Dict, ast.Call)) for item in value.elts):
             for i, item in enumerate(value.elts):
-                self._put(f"{name}.{i}", item, item.lineno, depth + 1)
+                self._store_value(f"{name}.{i}", item, item.lineno, depth + 1)
             return
         if len(self.found) >= MAX_VALUES:
             raise DumpFormatError(f"{self._file}: more than {MAX_VALUES} values; is this an argument file?")
@@ -131,13 +131,13 @@ class _Reader:
 
     def _call(self, name: str, call: ast.Call, depth: int) -> None:
         """``dict(lr=1e-4)``, ``TrainingArguments(learning_rate=...)``: the keywords; arguments of such classes keep their own names."""
-        function = _dotted(call.func).rpartition(".")[2]
+        function = _dotted_name(call.func).rpartition(".")[2]
         prefix = "" if depth == 0 and function.endswith(("Arguments", "Args", "Namespace")) else f"{name}."
         for keyword in call.keywords:
             if keyword.arg is None:
                 self._open.append((call.lineno, name))
             else:
-                self._put(f"{prefix}{keyword.arg}", keyword.value, keyword.value.lineno, depth + 1)
+                self._store_value(f"{prefix}{keyword.arg}", keyword.value, keyword.value.lineno, depth + 1)
 
     def _fields(self, statement: ast.ClassDef) -> None:
         """Defaults of the fields of a class (a dataclass of arguments)."""
@@ -145,12 +145,12 @@ class _Reader:
             if not (isinstance(item, ast.AnnAssign) and isinstance(item.target, ast.Name) and item.value is not None):
                 continue
             value = item.value
-            if isinstance(value, ast.Call) and _dotted(value.func).rpartition(".")[2] in ("field", "Field"):
+            if isinstance(value, ast.Call) and _dotted_name(value.func).rpartition(".")[2] in ("field", "Field"):
                 defaults = [keyword.value for keyword in value.keywords if keyword.arg == "default"]
                 if not defaults:
                     continue
                 value = defaults[0]
-            self._put(item.target.id, value, item.lineno, 1)
+            self._store_value(item.target.id, value, item.lineno, 1)
 
     def _arguments(self, statement: ast.stmt) -> None:
         """Defaults of ``add_argument`` anywhere in a function or at module level."""
@@ -165,7 +165,7 @@ class _Reader:
             name = long.lstrip("-")
             action = keywords.get("action")
             if "default" in keywords:
-                self._put(name, keywords["default"], node.lineno, 1)
+                self._store_value(name, keywords["default"], node.lineno, 1)
             elif isinstance(action, ast.Constant) and action.value in ("store_true", "store_false"):
                 self.found[name] = Found(action.value == "store_false", "python", self._file, node.lineno)
 
@@ -174,7 +174,7 @@ class _Reader:
         for node in ast.walk(statement):
             if isinstance(node, (ast.Assign, ast.AnnAssign, ast.AugAssign)):
                 for target in node.targets if isinstance(node, ast.Assign) else [node.target]:
-                    self._forget(_dotted(target), node.lineno)
+                    self._forget(_dotted_name(target), node.lineno)
 
     def _forget(self, name: str, line: int) -> None:
         if not name:
@@ -204,16 +204,18 @@ class _Reader:
             return [self._value(item, depth + 1) for item in node.elts]
         elif isinstance(node, ast.Dict) and not node.keys:
             return {}
-        elif isinstance(node, (ast.Name, ast.Attribute)) and (name := _dotted(node)) in self._names:
+        elif isinstance(node, (ast.Name, ast.Attribute)) and (name := _dotted_name(node)) in self._names:
             return self._names[name]
-        elif isinstance(node, ast.Attribute) and _dotted(node).startswith(("torch.", "mindspore.", "mstype.", "np.", "numpy.", "jnp.")):
-            return _dotted(node)
+        elif isinstance(node, ast.Attribute) and _dotted_name(node).startswith(
+            ("torch.", "mindspore.", "mstype.", "np.", "numpy.", "jnp.")
+        ):
+            return _dotted_name(node)
         elif isinstance(node, ast.UnaryOp):
             return self._unary(node, depth)
         elif isinstance(node, ast.BinOp):
             return self._arithmetic(node, depth)
         elif isinstance(node, ast.JoinedStr):
-            return self._joined(node, depth)
+            return self._join_parts(node, depth)
         raise _NotPlain
 
     def _unary(self, node: ast.UnaryOp, depth: int) -> Any:
@@ -235,14 +237,14 @@ class _Reader:
         if operator is None or not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
             raise _NotPlain
         try:
-            result = _calculated(a, operator, b)
+            result = _calculate(a, operator, b)
         except (ArithmeticError, TypeError, ValueError):
             raise _NotPlain from None
         if isinstance(result, int) and result.bit_length() > MAX_BITS:
             raise _NotPlain
         return result
 
-    def _joined(self, node: ast.JoinedStr, depth: int) -> str:
+    def _join_parts(self, node: ast.JoinedStr, depth: int) -> str:
         out = ""
         for part in node.values:
             if isinstance(part, ast.FormattedValue) and part.format_spec is None and part.conversion == -1:
@@ -256,7 +258,7 @@ class _Reader:
         return out
 
 
-def _calculated(a: float, operator: str, b: float) -> float:
+def _calculate(a: float, operator: str, b: float) -> float:
     if operator in ("**", "<<") and not (abs(b) <= MAX_BITS and abs(a) <= 1 << 64):
         raise _NotPlain
     if operator in ("**", "<<") and isinstance(a, int) and isinstance(b, int) and a.bit_length() * b > 4 * MAX_BITS:
@@ -275,7 +277,7 @@ def _calculated(a: float, operator: str, b: float) -> float:
     ]()
 
 
-def _dotted(node: ast.AST) -> str:
+def _dotted_name(node: ast.AST) -> str:
     """``a.b.c`` of names and attributes, also ``a["b"]``; empty for other targets."""
     parts: list[str] = []
     for _ in range(MAX_DEPTH):

@@ -16,9 +16,9 @@ from msprobe_engine.config.launch_scripts.python_arguments import read_python
 from msprobe_engine.config.launch_scripts.sbatch import read_sbatch
 from msprobe_engine.config.launch_scripts.shell.context import Context, Started, short
 from msprobe_engine.config.launch_scripts.shell.evaluate import read_script
-from msprobe_engine.config.launch_scripts.shell.values import Place, State, Text, shown, unknown_of
+from msprobe_engine.config.launch_scripts.shell.values import Place, State, Text, show_text, unknown_of
 from msprobe_engine.config.launch_scripts.static_values import Found, Launch, StaticSettings
-from msprobe_engine.config.secrets.masking import HIDDEN, cleaned, masked, masked_arguments, masked_value, values_of_secrets
+from msprobe_engine.config.secrets.masking import HIDDEN, mask_setting, mask_text, masked_arguments, masked_value, values_of_secrets
 from msprobe_engine.config.secrets.names import is_betrayed_by_use, judged_name, secret_setting, secret_variable
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.text.words import some
@@ -94,7 +94,7 @@ class _Collector:
         """One given file."""
         file = str(path)
         text = tree_files.read_text(path, kind if kind in tree_files.MAX_BYTES else "text")
-        self._read(file)
+        self._add_file(file)
         if kind == "script":
             self._script(text, file)
             return
@@ -102,7 +102,7 @@ class _Collector:
             found, notes = read_python(text, file)
         else:
             found, notes = tree_settings(text, kind, file), []
-        named = NamedFiles(directories(None, file), {}, self._read)
+        named = NamedFiles(directories(None, file), {}, self._add_file)
         self._settings(found)
         self._settings(named.of(found, []))
         self._out.notes += [*notes, *named.notes]
@@ -126,7 +126,7 @@ class _Collector:
             if len(values) > 1:
                 shown_values = ", ".join(repr(value) for value in values[:5])
                 out.notes.append(f"commands get several values of {name}: {shown_values}; it is equal to no single one of them")
-        out.notes = [self._without_known(masked(note)) for note in dict.fromkeys(out.notes)]
+        out.notes = [self._without_known(mask_text(note)) for note in dict.fromkeys(out.notes)]
         return out
 
     def _mask_known(self) -> None:
@@ -150,13 +150,13 @@ class _Collector:
         ]
 
     def _hide_in(self, one: Found) -> Found:
-        return _replaced(one, self._without_known(one.value), self._without_known(one.why))
+        return _replace_value(one, self._without_known(one.value), self._without_known(one.why))
 
-    def _read(self, file: str) -> None:
+    def _add_file(self, file: str) -> None:
         if file not in self._out.files:
             self._out.files.append(file)
 
-    def _know(self, text: str) -> None:
+    def _add_secrets(self, text: str) -> None:
         self._known_secrets |= {secret for secret in values_of_secrets(text) if is_betrayed_by_use(secret)}
 
     def _know_variables(self, state: State) -> None:
@@ -164,8 +164,8 @@ class _Collector:
         for name in filter(secret_variable, state.names()):
             variable = state.lookup(name)
             value = variable.value() if variable is not None else None
-            if value is not None and unknown_of(value) is None and is_betrayed_by_use(shown(value)):
-                self._known_secrets.add(shown(value))
+            if value is not None and unknown_of(value) is None and is_betrayed_by_use(show_text(value)):
+                self._known_secrets.add(show_text(value))
 
     def _know_edited(self) -> None:
         """What expansions and filters made of secrets (``--login ${PASS^^}``), and of what letters in another case show to be one."""
@@ -173,13 +173,13 @@ class _Collector:
             if after in self._known_secrets and before.casefold() == after.casefold():
                 self._known_secrets.add(before)
         for before, after in self._edited:
-            if not is_betrayed_by_use(after) or self._shown(after) != after:
+            if not is_betrayed_by_use(after) or self._mask_text(after) != after:
                 continue
-            rest = self._shown(before)
+            rest = self._mask_text(before)
             if rest != before and after.casefold() not in rest.casefold():  # else it is made of what is no secret
                 self._known_secrets.add(after)
 
-    def _shown(self, text: str) -> str:
+    def _mask_text(self, text: str) -> str:
         return str(self._without_known(masked_value("", text)))
 
     def _settings(self, found: Mapping[str, Found]) -> None:
@@ -189,18 +189,18 @@ class _Collector:
         for key, one in found.items():
             name = judged_name(key, values)
             key = self._shown_key(key)
-            shown_value = cleaned(name, one.value)
+            shown_value = mask_setting(name, one.value)
             if shown_value != one.value:
                 self._secrets[BY_NAME if shown_value == HIDDEN and secret_setting(name, one.value) else BY_VALUE].add(key)
                 self._known_secrets |= {text for text in _hidden_texts(one.value, shown_value) if is_betrayed_by_use(text)}
-            one = _replaced(one, _bounded(shown_value), masked(one.why))
+            one = _replace_value(one, _limit_size(shown_value), mask_text(one.why))
             before = out.values.setdefault(key, one)
             if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
                 self._conflict(key, one)
 
     def _shown_key(self, key: str) -> str:
         """A key as it may be written: a quoted text that begins with dashes is taken for an option."""
-        return masked(f"--{key}").removeprefix("--") if " " in key else key
+        return mask_text(f"--{key}").removeprefix("--") if " " in key else key
 
     def _without_known(self, value: Any) -> Any:
         if isinstance(value, str):
@@ -226,29 +226,31 @@ class _Collector:
         slurm, given = read_sbatch(text, file)
         self._settings(slurm)
         context = Context(self._environment, {**(self._inherited or {}), **given}, inherits=self._inherited is not None)
-        self._know(text)
-        finder = _Finder(context, self._read, self._know)
+        self._add_secrets(text)
+        finder = _Finder(context, self._add_file, self._add_secrets)
         arguments = None if self._arguments is None else tuple(self._arguments)
         state = read_script(text, file, context, finder, arguments)
         self._know_variables(state)
         self._edited += context.edited
-        parsed = [one for one in (parse(started, context.note) for started in context.started if not started.captured) if one is not None]
-        launches = self._chosen(parsed, context.started, file)
+        parsed = [
+            one for one in (parse(started, context.add_note) for started in context.started if not started.captured) if one is not None
+        ]
+        launches = self._select_training_commands(parsed, context.started, file)
         programs: dict[str, list[tuple[Place, set[str]]]] = {}
         for one in launches[:_MAX_LAUNCHES]:
-            programs.setdefault(masked(one.program), []).append((one.started.at, self._launch(one, file)))
+            programs.setdefault(mask_text(one.program), []).append((one.started.at, self._launch(one, file)))
         for of_program in programs.values():
             for key in dict.fromkeys(key for _, keys in of_program for key in keys):
                 for at in [at for at, keys in of_program if key not in keys][:1]:
                     self._conflict(key, Found(None, "flag", at.file, at.line))
         if not launches:
-            self._variables(state.exported())
+            self._variables(state.exported_variables())
         if len(launches) > _MAX_LAUNCHES:
             self._out.notes.append(f"{file}: {len(launches)} commands start a training; the first {_MAX_LAUNCHES} are taken")
         context.finish()
         self._out.notes += context.notes
 
-    def _chosen(self, parsed: list[Parsed], started: list[Started], file: str) -> list[Parsed]:
+    def _select_training_commands(self, parsed: list[Parsed], started: list[Started], file: str) -> list[Parsed]:
         """The commands that start the training: those that start ranks, where there are any."""
         ranks = [one for one in parsed if one.launcher in DISTRIBUTED or one.launcher in STARTING_RANKS]
         others = [one for one in parsed if one not in ranks]
@@ -256,30 +258,30 @@ class _Collector:
             lines = ", ".join(f"line {one.started.at.line} ({one.program})" for one in others[:10])
             self._out.notes.append(f"{file}: taken as preparation, because another command starts ranks: {lines}")
         if not parsed and started:
-            seen = ", ".join(dict.fromkeys(shown(one.argv[0]).rpartition("/")[2] for one in started))[:200]
+            seen = ", ".join(dict.fromkeys(show_text(one.argv[0]).rpartition("/")[2] for one in started))[:200]
             known = "torchrun, deepspeed, accelerate launch, msrun, srun, mpirun, python"
             self._out.notes.append(f"{file}: no command starts a training (known are {known}); commands in it: {seen}")
         for one in started:
-            if shown(one.argv[0]).startswith("--"):
+            if show_text(one.argv[0]).startswith("--"):
                 said = "stands as a command of its own; is a backslash missing at the end of the line before?"
-                self._out.notes.append(f"{one.at.file}, line {one.at.line}: {shown(one.argv[0])} {said}")
+                self._out.notes.append(f"{one.at.file}, line {one.at.line}: {show_text(one.argv[0])} {said}")
         return ranks or others
 
     def _launch(self, one: Parsed, script: str) -> set[str]:
         """Take one command over; the keys that it gives."""
         started = one.started
-        argv = tuple(shown(word) for word in started.argv)
-        env = {name: masked_value(name, shown(text)) for name, text in started.env.items() if not secret_variable(name)}
+        argv = tuple(show_text(word) for word in started.argv)
+        env = {name: masked_value(name, show_text(text)) for name, text in started.env.items() if not secret_variable(name)}
         hidden = tuple(masked_arguments(argv))
-        condition = masked(started.condition)
-        self._out.launches.append(Launch(one.launcher, masked(one.program), hidden, env, started.at.file, started.at.line, condition))
+        condition = mask_text(started.condition)
+        self._out.launches.append(Launch(one.launcher, mask_text(one.program), hidden, env, started.at.file, started.at.line, condition))
         if started.condition:
             self._out.notes.append(f"{started.at.file}, line {started.at.line}: this training is started only if {started.condition}")
         self._variables(started.env)
         options = {**one.of_launcher, **one.options.found}
-        written = {path: shown(text) for path, text in started.written.items()}
-        named = NamedFiles(directories(started.directory, script, one.program), written, self._read)
-        from_files = named.of(options, [shown(word) for word in one.options.positionals])
+        written = {path: show_text(text) for path, text in started.written.items()}
+        named = NamedFiles(directories(started.directory, script, one.program), written, self._add_file)
+        from_files = named.of(options, [show_text(word) for word in one.options.positionals])
         for key in from_files.keys() & options.keys():
             if options[key].value != from_files[key].value:
                 place = f"{from_files[key].file}, line {from_files[key].line}"
@@ -297,8 +299,8 @@ class _Collector:
                 continue
             at = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
-            value = str(_bounded(masked_value(name, shown(text))))
-            if value != str(_bounded(shown(text))):
+            value = str(_limit_size(masked_value(name, show_text(text))))
+            if value != str(_limit_size(show_text(text))):
                 self._secrets[BY_VALUE].add(name)
             values = self._variables_seen.setdefault(name, [])
             if value not in values:
@@ -310,18 +312,18 @@ class _Collector:
                 at.file,
                 at.line,
                 unknown is None,
-                masked(f"{unknown.source} {unknown.why}") if unknown else "",
+                mask_text(f"{unknown.source} {unknown.why}") if unknown else "",
             )
             self._out.env_found.setdefault(name, found)
 
 
-def _bounded(value: object) -> object:
+def _limit_size(value: object) -> object:
     """A value of a size that belongs into a pack."""
     if isinstance(value, str) and len(value) > tree_files.MAX_TEXT:
         return f"{value[: tree_files.MAX_TEXT]}... ({len(value)} characters)"
     if isinstance(value, list) and len(value) > _MAX_ITEMS:
-        return [*(_bounded(item) for item in value[:_MAX_ITEMS]), f"... ({len(value)} values)"]
-    return [_bounded(item) for item in value] if isinstance(value, list) else value
+        return [*(_limit_size(item) for item in value[:_MAX_ITEMS]), f"... ({len(value)} values)"]
+    return [_limit_size(item) for item in value] if isinstance(value, list) else value
 
 
 def _without(text: str, secrets: Iterable[str]) -> str:
@@ -345,7 +347,7 @@ def _hidden_texts(value: Any, shown_value: Any) -> list[str]:
     return [value] if isinstance(value, str) and shown_value == HIDDEN else []
 
 
-def _replaced(one: Found, value: object, why: str) -> Found:
+def _replace_value(one: Found, value: object, why: str) -> Found:
     """The same place with a value as it may be written, its reason too."""
     return one if value == one.value and why == one.why else Found(value, one.where, one.file, one.line, one.known, why)
 
@@ -359,7 +361,7 @@ class _Finder:
     def __call__(self, path: str, state: State, at: Place) -> tuple[str, str] | None:
         name = path.rpartition("/")[2]
         if name in _NOT_SOURCED:
-            self._context.note(at, f"{short(path)} sets up the shell; it is not read")
+            self._context.add_note(at, f"{short(path)} sets up the shell; it is not read")
             return None
         if path in state.written:
             return self._context.paste(state.written[path]), path
@@ -368,10 +370,10 @@ class _Finder:
             try:
                 text = tree_files.read_text(candidate).replace("\r\n", "\n").replace("\0", "")
             except DumpFormatError as error:
-                self._context.note(at, str(error))
+                self._context.add_note(at, str(error))
                 return None
             self._read(str(candidate))
             self._know(text)
             return text, str(candidate)
-        self._context.note(at, f"{short(path)} is not here; what it sets or starts is not known")
+        self._context.add_note(at, f"{short(path)} is not here; what it sets or starts is not known")
         return None

@@ -2,7 +2,7 @@
 
 A zip ends with its directory. New entries take the directory's place and a longer one follows; all of it is made in memory and handed to
 the system in one call, under an exclusive lock of the file. Where that call fails (disk full), the old directory is put back. A process
-that is killed inside the call leaves a zip without a directory: `opened` finds the entries by the headers in front of them.
+that is killed inside the call leaves a zip without a directory: `open_archive` finds the entries by the headers in front of them.
 
 The lock is `flock` on the zip itself, as the existing tool takes it. Some file systems have no locks (mounts of Lustre and NFS): `Refused`.
 """
@@ -47,7 +47,7 @@ class Refused(Exception):
 
 
 @contextlib.contextmanager
-def locked(path: Path, lock: Path | None = None) -> Iterator[int]:
+def lock_file(path: Path, lock: Path | None = None) -> Iterator[int]:
     """The descriptor of the file at `path` (made when there is none), which nobody else writes meanwhile.
 
     Args:
@@ -61,7 +61,7 @@ def locked(path: Path, lock: Path | None = None) -> Iterator[int]:
     try:
         guard = fd if lock is None else _open(lock, path)
         try:
-            _take(guard, path)
+            _acquire_lock(guard, path)
             yield fd
         finally:
             if guard != fd:
@@ -83,7 +83,7 @@ def _open(path: Path, pack: Path) -> int:
         raise SinkError(f"cannot write the pack {one_line(str(pack))}: {path}: {explain(error, 'name another path')}") from error
 
 
-def _take(fd: int, path: Path) -> None:
+def _acquire_lock(fd: int, path: Path) -> None:
     until, pause = time.monotonic() + PATIENCE, 0.002
     while True:
         try:
@@ -157,7 +157,7 @@ class Opened(NamedTuple):
     damaged: bool
 
 
-def opened(fd: int) -> Opened:
+def open_archive(fd: int) -> Opened:
     """The zip behind `fd`, which stays open as long as the caller reads.
 
     Raises:

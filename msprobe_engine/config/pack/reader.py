@@ -42,7 +42,7 @@ class Pack:
         others = sorted(path.parent.glob(f"{_plain(path.stem)}@*.zip"))
         run: str | None = None
         for file in [path, *others] if path.exists() or not others else others:
-            read, its = self._read(file)
+            read, its = self._read_file(file)
             if run is None:
                 run = its
             elif its != run:
@@ -146,7 +146,7 @@ class Pack:
         """(step, rank) to entry of digests: ``weights`` or ``dataset``."""
         return self._at_steps(part, entries.steps_of)
 
-    def existing(self, part: str) -> dict[tuple[int, int], str]:
+    def list_existing_entries(self, part: str) -> dict[tuple[int, int], str]:
         """(step, rank) to the existing tool's entry: ``weights``, ``dataset`` or ``random`` (its step is -1)."""
         return self._at_steps(part, entries.existing_of)
 
@@ -163,12 +163,12 @@ class Pack:
                 found.setdefault(name.strip(), []).append(version.strip())
         return {name: versions[::-1] if self.ours else versions for name, versions in found.items()}  # see `packages.text`
 
-    def _read(self, path: Path) -> tuple[dict[str, zipfile.ZipInfo], str]:
+    def _read_file(self, path: Path) -> tuple[dict[str, zipfile.ZipInfo], str]:
         """The entries of one file, and which run wrote it (empty: the existing tool)."""
         run = ""
         try:
             with open_input(path) as opened:
-                archive = pack_file.opened(opened.fileno())
+                archive = pack_file.open_archive(opened.fileno())
                 found, nameless, repeated = check_members(
                     archive.entries, Limits(pack_file.MOST_ENTRY_BYTES, pack_file.MOST_BYTES, portable=True, tolerant=True)
                 )

@@ -18,7 +18,7 @@ from msprobe_engine.config.collect import job
 from msprobe_engine.config.pack import equal_entries
 from msprobe_engine.config.pack import file as pack_file
 from msprobe_engine.config.pack.file import MOST_BYTES, MOST_ENTRY_BYTES, MOST_OF_HEAD
-from msprobe_engine.config.secrets.masking import cleaned, masked_shapes, masked_tree
+from msprobe_engine.config.secrets.masking import mask_setting, masked_shapes, masked_tree
 from msprobe_engine.core.errors import ArchiveError, SinkError, UsageError
 from msprobe_engine.core.io.archives import read_member
 from msprobe_engine.core.io.json_text import parse_json
@@ -88,7 +88,7 @@ class PackWriter:
         Raises:
             SinkError: the pack cannot be written, or would be larger than `MOST_BYTES`; what was in it is as before.
         """
-        made = {name: encode(_masked(name, content)) for name, content in contents.items()}
+        made = {name: encode(_mask_entry(name, content)) for name, content in contents.items()}
         for name, content in made.items():
             if len(content) > MOST_ENTRY_BYTES:
                 raise SinkError(f"entry {one_line(name)} has {len(content)} bytes; a pack takes entries of {MOST_ENTRY_BYTES} at most")
@@ -99,7 +99,7 @@ class PackWriter:
             self._write(made)
 
     def _write(self, made: dict[str, bytes]) -> None:
-        with pack_file.locked(self.path, self._lock) as fd:
+        with pack_file.lock_file(self.path, self._lock) as fd:
             try:
                 self._append(fd, made)
             except OSError as error:
@@ -111,7 +111,7 @@ class PackWriter:
             pack_file.append(fd, {**self._head(), **made}, None)
             return
         try:
-            before = pack_file.opened(fd)
+            before = pack_file.open_archive(fd)
         except ArchiveError:
             raise SinkError(f"{one_line(str(self.path))} is there and is no pack; move it away, or name another path") from None
         why = self._stale(before)
@@ -128,10 +128,10 @@ class PackWriter:
         who = entries.of_rank("ranks", self.rank)
         first = {} if who in names else {who: encode(job.place(self.rank, self.world_size))}
         if self.world_size > _MOST_IN_ONE:
-            made = self._folded(made, before)
+            made = self._fold_equal_entries(made, before)
         pack_file.append(fd, {**first, **made}, before)
 
-    def _folded(self, made: dict[str, bytes], before: pack_file.Opened) -> dict[str, bytes]:
+    def _fold_equal_entries(self, made: dict[str, bytes], before: pack_file.Opened) -> dict[str, bytes]:
         try:
             return equal_entries.fold(made, before, self.rank)
         except ArchiveError:
@@ -190,13 +190,13 @@ class PackWriter:
         )
 
 
-def _masked(name: str, content: Any) -> Any:
+def _mask_entry(name: str, content: Any) -> Any:
     """An entry's content as it may be written, whatever who adds it has done before."""
     if name.startswith(_OF_TENSORS):
         return content
     if isinstance(content, str) or name.startswith(_OF_DIGESTS):
         return masked_shapes(content) if name == entries.PIP else masked_tree(content)
-    return cleaned("", content)
+    return mask_setting("", content)
 
 
 def of_node(path: Path, host: str) -> Path:

@@ -32,19 +32,19 @@ def masked_encoded(text: str, judge: Callable[[str], str], hidden: str) -> str:
     if len(text) < _LINE:
         return text
 
-    def judged(found: re.Match[str]) -> str:
+    def mask_word(found: re.Match[str]) -> str:
         lines = found[0].split("\n")
         if len(lines) > 1 and not _hides(re.sub(r"\s", "", found[0]), judge):
             return "\n".join(hidden if _hides(line.strip("\r"), judge) else line for line in lines)
         return hidden if _hides(re.sub(r"\s", "", found[0]), judge) else found[0]
 
-    return _WORD.sub(judged, text)
+    return _WORD.sub(mask_word, text)
 
 
 def _hides(word: str, judge: Callable[[str], str]) -> bool:
     if len(word) < _LINE:
         return False
-    return any(_tells(data, judge) for data in (_decoded(word), _from_hex(word)) if data is not None)
+    return any(_tells(data, judge) for data in (_decode_base64(word), _from_hex(word)) if data is not None)
 
 
 def _tells(data: bytes, judge: Callable[[str], str]) -> bool:
@@ -64,7 +64,7 @@ def _tells(data: bytes, judge: Callable[[str], str]) -> bool:
     return judge(text) != text
 
 
-def _decoded(word: str) -> bytes | None:
+def _decode_base64(word: str) -> bytes | None:
     plain = word.rstrip("=").translate(str.maketrans("-_", "+/"))
     try:
         return base64.b64decode(plain + "=" * (-len(plain) % 4), validate=True)

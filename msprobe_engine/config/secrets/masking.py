@@ -116,7 +116,7 @@ _LONGEST_JUDGED = 200
 """Characters of a value that are looked at where its name alone does not decide."""
 
 
-def masked(text: str) -> str:
+def mask_text(text: str) -> str:
     """`text` without what has the shape of a secret, or stands in it under the name of one, encoded or not."""
     text = masked_encoded(_by_names(masked_shapes(text)), _masked_inside, HIDDEN)
     return masked_percent_encoded(text, _masked_inside_url, HIDDEN)
@@ -221,9 +221,9 @@ def _is_in_mapping(text: str, start: int, value: re.Match[str]) -> bool:
 
 
 def masked_tree(value: Any) -> Any:
-    """`masked` for all texts in nested dicts and lists, keys too; names of the dicts say nothing of their values."""
+    """`mask_text` for all texts in nested dicts and lists, keys too; names of the dicts say nothing of their values."""
     if isinstance(value, str):
-        return masked(value)
+        return mask_text(value)
     if isinstance(value, dict):
         return {masked_tree(key): masked_tree(item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
@@ -231,18 +231,18 @@ def masked_tree(value: Any) -> Any:
     return value
 
 
-def cleaned(name: str, value: Any) -> Any:
+def mask_setting(name: str, value: Any) -> Any:
     """A setting as it may be written: `HIDDEN` where it is a secret, texts masked, words that look generated too, containers inside out."""
     if secret_setting(name, value):
         return value if value == HIDDEN else HIDDEN
     if isinstance(value, str):
         return masked_value(name, value)
     if isinstance(value, dict):
-        return {masked_tree(key): cleaned(_name_inside(name, str(key), value), item) for key, item in value.items()}
+        return {masked_tree(key): mask_setting(_name_inside(name, str(key), value), item) for key, item in value.items()}
     if isinstance(value, (list, tuple)):
         if any(isinstance(item, str) and item.startswith("-") for item in value) and all(isinstance(item, str) for item in value):
             return masked_arguments(value, name)
-        return [cleaned(name, item) for item in value]
+        return [mask_setting(name, item) for item in value]
     return value
 
 
@@ -261,7 +261,7 @@ def masked_value(name: str, text: str) -> str:
     """A text under a name that says nothing, but that it is a licence."""
     if is_license_number(name, text):
         return HIDDEN
-    text = masked(_masked_structure(name, text))
+    text = mask_text(_masked_structure(name, text))
     return text if is_digest_name(name) else masked_random(text, HIDDEN)
 
 
@@ -274,7 +274,7 @@ def _masked_structure(name: str, text: str) -> str:
     try:
         documents = parse_foreign_yaml(stripped)
         before = json.dumps(documents, default=str)
-        after = json.dumps([cleaned(name, one) for one in documents], default=str)
+        after = json.dumps([mask_setting(name, one) for one in documents], default=str)
     except (TextError, TypeError, ValueError, RecursionError):
         return text
     return text if before == after else after[1:-1]
@@ -292,9 +292,9 @@ def masked_arguments(arguments: Sequence[str], name: str = "") -> list[str]:
         first, equals, value = argument.partition("=")
         if argument.startswith("-") and not (option and secret_setting(option, argument) and " " in argument):
             option = "" if equals else argument.lstrip("-")
-            found.append(f"{first}={cleaned(first.lstrip('-'), value)}" if equals else masked_value(name, argument))
+            found.append(f"{first}={mask_setting(first.lstrip('-'), value)}" if equals else masked_value(name, argument))
             continue
-        found.append(str(cleaned(option or name, argument)))
+        found.append(str(mask_setting(option or name, argument)))
         option = ""
     return found
 

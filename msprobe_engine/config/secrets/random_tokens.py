@@ -117,7 +117,7 @@ def masked_random(text: str, hidden: str) -> str:
     if len(text) < SHORTEST:
         return text
 
-    def judged(found: re.Match[str]) -> str:
+    def mask_word(found: re.Match[str]) -> str:
         word, start = found[0], found.start()
         in_url = _is_url(text, start)
         if word.startswith(("/", "./", "../", "~/")) and not in_url:
@@ -130,7 +130,7 @@ def masked_random(text: str, hidden: str) -> str:
             at += len(part)
         return "".join(parts)
 
-    return _WORD.sub(judged, text)
+    return _WORD.sub(mask_word, text)
 
 
 def _is_key(word: str, before: str) -> bool:

@@ -44,7 +44,7 @@ class Several:
     @classmethod
     def of(cls, values: Iterable[Any]) -> Several:
         """Of the values in their order; None: one of the commands does not give it."""
-        by_meaning = {repr(plain(value)).lower(): "not given" if value is None else shown(value) for value in values}
+        by_meaning = {repr(plain(value)).lower(): "not given" if value is None else show_value(value) for value in values}
         return cls(frozenset(by_meaning), " or ".join(by_meaning.values()))
 
     def __repr__(self) -> str:
@@ -139,7 +139,7 @@ def _tail(word: str) -> str:
     return m[1].lower() if m else word
 
 
-def shown(value: Any) -> str:
+def show_value(value: Any) -> str:
     """A value for a table: texts as they are, everything else as Python writes it."""
     return value if isinstance(value, str) else repr(value)
 

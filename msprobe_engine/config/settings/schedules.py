@@ -74,7 +74,7 @@ def points(a: Schedule, b: Schedule) -> dict[str, int]:
 
 
 def _shape(side: PackSettings, framework: str) -> _Shape | None:
-    style = side.said("lr_schedule") or side.default(side.terms["lr_schedule"])
+    style = side.quantity_of("lr_schedule") or side.default(side.terms["lr_schedule"])
     peak, warm = side.number("learning_rate"), derived.quantity(side, "warmup_steps")
     end = derived.quantity(side, "decay_steps") or derived.quantity(side, "train_steps")
     low = derived.quantity(side, "min_lr")

@@ -90,7 +90,7 @@ class PackSettings:
         values = {one.name: one.value for one in settings}
         for one in settings:
             judged = judged_name(one.name, values)
-            for name, value in _flat(one.name, masking.cleaned(judged, one.value)):
+            for name, value in _flat(one.name, masking.mask_setting(judged, one.value)):
                 if value == masking.HIDDEN:
                     self.masked[name] = names_secret((name if judged == one.name else judged).rpartition(".")[2])
                 else:
@@ -144,17 +144,17 @@ class PackSettings:
         found = self.aliases(name)
         return found[0].term if found else None
 
-    def read(self, alias: Alias, one: Setting) -> Any:
+    def read_setting(self, alias: Alias, one: Setting) -> Any:
         """A setting's value as its term means it; None when it says nothing."""
-        return read(alias, one.value)
+        return read_value(alias, one.value)
 
-    def said(self, name: str) -> Quantity | None:
+    def quantity_of(self, name: str) -> Quantity | None:
         """A term that a setting says; of several the one with the longest name, and a note in `conflicts` when they differ."""
         found = []
         for alias, one in self._terms.get(name, ()):
             if self._by_engine(name) and alias.framework != "deepspeed":
                 continue
-            value = self.read(alias, one)
+            value = self.read_setting(alias, one)
             if value is not None:
                 found.append((alias.length, -_order(alias.framework), value, one))
         if not found:
@@ -165,8 +165,10 @@ class PackSettings:
             self.unsettled.add(name)
         others = [other for _, _, v, other in found[1:] if not normalize.same(v, value)]
         if others:
-            self.conflicts[name] = f"{one.name} is {normalize.shown(one.value)}, {others[0].name} is {normalize.shown(others[0].value)}"
-        return Quantity(value, normalize.shown(one.value), (one.name,))
+            self.conflicts[name] = (
+                f"{one.name} is {normalize.show_value(one.value)}, {others[0].name} is {normalize.show_value(others[0].value)}"
+            )
+        return Quantity(value, normalize.show_value(one.value), (one.name,))
 
     def possible(self, term: Term) -> tuple[str, ...]:
         """Frameworks that have the names by which this side says a term."""
@@ -186,7 +188,7 @@ class PackSettings:
         for framework in ("deepspeed",) if self._by_engine(term.name) else frameworks or self.frameworks:
             if framework not in term.default:
                 continue
-            if term.needs and framework not in self.terms[term.needs].default and self.said(term.needs) is None:
+            if term.needs and framework not in self.terms[term.needs].default and self.quantity_of(term.needs) is None:
                 continue
             version = next((self.versions[name] for name in _PACKAGES.get(framework, ()) if name in self.versions), "")
             try:
@@ -194,17 +196,17 @@ class PackSettings:
             except KeyError:
                 continue
             release = f" {version}" if version and isinstance(term.default[framework], Mapping) else ""
-            return Quantity(meant(term, framework, value), normalize.shown(value), (f"default of {framework}{release}",), DEFAULT)
+            return Quantity(meant(term, framework, value), normalize.show_value(value), (f"default of {framework}{release}",), DEFAULT)
         return None
 
     def number(self, name: str, *, default: bool = True) -> float | int | None:
         """A term as a number; None: not said, or no number. ``default``: what the framework takes counts."""
-        found = self.said(name) or (self.default(self.terms[name]) if default else None)
+        found = self.quantity_of(name) or (self.default(self.terms[name]) if default else None)
         value = found.value if found is not None else None
         return value if isinstance(value, (int, float)) and not isinstance(value, bool) else None
 
 
-def read(alias: Alias, value: Any) -> Any:
+def read_value(alias: Alias, value: Any) -> Any:
     """A value as a term means it; None when it says nothing."""
     found = normalize.plain(value)
     if found is None or found == "auto":

@@ -15,7 +15,7 @@ from typing import Any
 
 from msprobe_engine.config.collect.resolved import FLAG
 from msprobe_engine.config.launch_scripts.arguments import is_option, read_options
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, shown
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, show_text
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import key
 from msprobe_engine.config.settings.side import PackSettings, Setting
@@ -102,7 +102,7 @@ def read_arguments(arguments: Any) -> list[Setting]:
         for text in options.positionals:
             positionals += 1
             name = f"{POSITIONAL}{positionals}"
-            found[name] = (name, [shown(text)])
+            found[name] = (name, [show_text(text)])
     return [Setting(name, values[0] if len(values) == 1 else values, FLAG) for name, values in found.values()]
 
 
@@ -156,7 +156,8 @@ def _settings_of(argument: Setting, name: str, resolved: PackSettings) -> set[st
         or (other == name and normalize.same(normalize.plain(one.value), value))
         or (other == positive and value is True and normalize.plain(one.value) is False)
         or any(
-            alias.term.name in terms and normalize.same(resolved.read(alias, one), resolved.read(terms[alias.term.name], argument))
+            alias.term.name in terms
+            and normalize.same(resolved.read_setting(alias, one), resolved.read_setting(terms[alias.term.name], argument))
             for alias in resolved.aliases(other)
         )
     }

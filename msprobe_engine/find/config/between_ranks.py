@@ -168,7 +168,7 @@ def _missing(side: PackSide, ranks: tuple[int, ...]) -> list[str]:
     out = [f"the job has {expected} ranks, and rank {format_ranges(absent)} has written nothing"] if absent else []
     parts = {word: set(side.pack.by_rank(part)) for part, word in _PARTS.items()}
     for part in (WEIGHTS, DATASET):
-        wrote = [{rank for _, rank in found} for found in (side.pack.existing(part), side.pack.by_step(part))]
+        wrote = [{rank for _, rank in found} for found in (side.pack.list_existing_entries(part), side.pack.by_step(part))]
         parts[part] = set().union(*wrote)
     for word, having in parts.items():
         without = sorted(set(ranks) - having)
@@ -182,7 +182,7 @@ def _hold(out: Ranks, sheet: str, by_rank: Mapping[int, Mapping[str, Any]], judg
     if len(by_rank) < 2:
         return
     for name in sorted({name for one in by_rank.values() for name in one}):
-        shown = {rank: normalize.shown(one[name]) if name in one else NOT_THERE for rank, one in by_rank.items()}
+        shown = {rank: normalize.show_value(one[name]) if name in one else NOT_THERE for rank, one in by_rank.items()}
         if len(set(shown.values())) < 2:
             continue
         most, count = Counter(shown.values()).most_common(1)[0]

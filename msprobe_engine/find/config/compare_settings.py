@@ -106,7 +106,7 @@ class _Comparison:
         if normalize.same(x, y):
             return
         if alias is not None and not alias.term.group and alias.index is None:
-            u, v = self.bench.read(alias, a), self.cmp.read(alias, b)
+            u, v = self.bench.read_setting(alias, a), self.cmp.read_setting(alias, b)
             if u is not None and v is not None and normalize.same(u, v):
                 return
         terms = [one.term for one in self.bench.aliases(name)]
@@ -115,14 +115,14 @@ class _Comparison:
         first = self._said_before(name, term, a, b) if severity != HARMLESS else ""
         if first:
             severity, why = HARMLESS, Sentence("it says again what '{0}' says", first)
-        self._row(a.name, b.name, normalize.shown(a.value), normalize.shown(b.value), severity, why, term, PURE, _places(a, b))
+        self._row(a.name, b.name, normalize.show_value(a.value), normalize.show_value(b.value), severity, why, term, PURE, _places(a, b))
 
     def _said_before(self, name: str, term: Term | None, a: Setting, b: Setting) -> str:
         """The name of a setting of the same term with the same two values (``lr`` and ``optimizer.lr``); empty: none."""
         if term is None or term.group:
             return ""
         sides = ((self.bench, a), (self.cmp, b))
-        values = [next((side.read(alias, one) for alias in side.aliases(name) if alias.term is term), None) for side, one in sides]
+        values = [next((side.read_setting(alias, one) for alias in side.aliases(name) if alias.term is term), None) for side, one in sides]
         if None in values:
             return ""
         first = self.said_first.setdefault((term.name, repr(values[0]), repr(values[1])), a.name)
@@ -137,7 +137,7 @@ class _Comparison:
     def _moved_item(self, name: str, a: Setting, b: Setting) -> Term | None:
         """Of a list with several terms (betas) the one whose item differs."""
         for alias in self.bench.aliases(name):
-            if alias.index is not None and not normalize.same(self.bench.read(alias, a), self.cmp.read(alias, b)):
+            if alias.index is not None and not normalize.same(self.bench.read_setting(alias, a), self.cmp.read_setting(alias, b)):
                 return alias.term
         return None
 
@@ -299,7 +299,17 @@ class _Comparison:
                     a, b = b, a
                 term = self.bench.term_of(name)
                 severity, why = self._judged(name, term, a, b)
-                self._row(a.name, b.name, normalize.shown(a.value), normalize.shown(b.value), severity, why, term, MAPPING, _places(a, b))
+                self._row(
+                    a.name,
+                    b.name,
+                    normalize.show_value(a.value),
+                    normalize.show_value(b.value),
+                    severity,
+                    why,
+                    term,
+                    MAPPING,
+                    _places(a, b),
+                )
 
     def _similar(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
         """Names of the same words, however they are joined or ordered: ``maxPositionEmbeddings``, ``max_position_embeddings``."""
@@ -316,7 +326,7 @@ class _Comparison:
                 term = self.bench.term_of(name)
                 severity, why = self._judged(name, term, a, b)
                 ratio = SequenceMatcher(None, a.name.lower(), b.name.lower()).ratio()
-                shown = normalize.shown(a.value), normalize.shown(b.value)
+                shown = normalize.show_value(a.value), normalize.show_value(b.value)
                 self._row(a.name, b.name, *shown, severity, why, term, f"similarity:{ratio:.3f}", _places(a, b))
 
     def _alone(self, name: str, one: Setting, side: PackSettings, other: PackSettings) -> None:
@@ -334,7 +344,7 @@ class _Comparison:
         elif severity != HARMLESS:
             severity, why = MAY, Sentence("only one side says it, and what the other one takes is not known; {0}", why)
         names = (one.name, ONLY_BENCH) if side is self.bench else (ONLY_CMP, one.name)
-        value = normalize.shown(one.value)
+        value = normalize.show_value(one.value)
         values = (value, "") if side is self.bench else ("", value)
         self._row(*names, *values, severity, why, term, "", one.where)
 

@@ -14,7 +14,7 @@ from typing import Any
 from msprobe_engine.config.collect.resolved import same
 from msprobe_engine.config.launch_scripts import tree_files
 from msprobe_engine.config.launch_scripts.training_logs import flat_settings, read_slime, read_verl
-from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
@@ -128,7 +128,7 @@ def _rows(first: Mapping[str, Any], second: Mapping[str, Any]) -> tuple[list[tup
             different.append(key)
         elif not in_both:
             (only_first if key in first else only_second).append(key)
-        texts = [repr(cleaned(key, side[key])) if key in side else _ABSENT for side in (first, second)]
+        texts = [repr(mask_setting(key, side[key])) if key in side else _ABSENT for side in (first, second)]
         rows.append((key, texts[0], texts[1], equal))
     return rows, different, only_first, only_second
 
@@ -141,7 +141,7 @@ def _write(
     for key, first, second, equal in rows:
         cells = (safe_or_number(key), safe_or_number(first), safe_or_number(second), _EQUAL if equal else _DIFFERENT)
         lines.append(",".join(cells))
-    files = {name: json.dumps(cleaned("", tree), indent=2, ensure_ascii=False, default=str) for name, tree in trees.items()}
+    files = {name: json.dumps(mask_setting("", tree), indent=2, ensure_ascii=False, default=str) for name, tree in trees.items()}
     files[table] = "\ufeff" + "\n".join(lines) + "\n"
     try:
         make_directories(str(output))

@@ -9,7 +9,7 @@ from typing import Any
 
 from msprobe_engine.config.environment.variables import Environment, of_entries
 from msprobe_engine.config.pack.reader import Pack
-from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.config.secrets.names import judged_name
 from msprobe_engine.config.settings.normalize import Several
 from msprobe_engine.config.settings.side import NOT_KNOWN, PackSettings, Setting
@@ -70,7 +70,7 @@ class PackSide:
             return bool(self.settings_files())
         if part == "system":
             return bool(self.pack.by_rank("system"))
-        return bool(self.pack.existing(part) or self.pack.by_step(part))
+        return bool(self.pack.list_existing_entries(part) or self.pack.by_step(part))
 
     def env(self, by_rank: bool) -> dict[int, Environment]:
         """Variables by rank, or one for all; of the command line with those that its scripts set."""
@@ -138,19 +138,19 @@ class PackSide:
         if isinstance(values, dict) and values:
             return [_found(name, judged_name(name, values), one) for name, one in values.items()]
         values = self.mapping(entries.STATIC)
-        return [Setting(name, _each(cleaned(judged_name(name, values), value))) for name, value in values.items()]
+        return [Setting(name, _each(mask_setting(judged_name(name, values), value))) for name, value in values.items()]
 
     def tensors(self, part: str) -> Tensors:
         """``weights`` or ``dataset``, of the existing tool and ours."""
         flat = flat_tags if part == "dataset" else _tensors_of
-        existing = _Entries(self.pack.existing(part), lambda name: flat(self.mapping(name)))
+        existing = _Entries(self.pack.list_existing_entries(part), lambda name: flat(self.mapping(name)))
         return Tensors(existing, _Entries(self.pack.by_step(part), self.mapping))
 
     def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """The existing tool's entries by rank, and ours."""
         existing = {
             rank: {function: calls for function, calls in self.mapping(name).items() if isinstance(calls, list)}
-            for (_, rank), name in self.pack.existing("random").items()
+            for (_, rank), name in self.pack.list_existing_entries("random").items()
         }
         return existing, {rank: self.mapping(name) for rank, name in self.pack.by_rank("random").items()}
 
@@ -244,7 +244,7 @@ def _found(name: str, judged: str, one: Any) -> Setting:
     line = one.get("line")
     several = one.get("several")
     place = str(one.get("file", ""))
-    value = Several.of(cleaned(judged, several)) if isinstance(several, list) and several else one.get("value")
+    value = Several.of(mask_setting(judged, several)) if isinstance(several, list) and several else one.get("value")
     return Setting(name, value, str(one.get("where", "")) if one.get("known", True) else NOT_KNOWN, f"{place}:{line}" if line else place)
 
 

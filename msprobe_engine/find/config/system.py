@@ -74,7 +74,7 @@ def _flat(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         for key, child in value.items():
             yield from _flat(f"{name}.{key}" if name else str(key), child, depth + 1)
     else:
-        yield name, masking.cleaned(name, value)
+        yield name, masking.mask_setting(name, value)
 
 
 def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
@@ -94,4 +94,4 @@ def judged(name: str) -> tuple[str, str]:
 
 
 def _shown(known: bool, value: Any) -> str:
-    return normalize.shown(value) if known else "not known"
+    return normalize.show_value(value) if known else "not known"

@@ -39,7 +39,7 @@ def json_text(result: Result, only_different: bool = False, top: int | None = No
 def csv_text(result: Result, only_different: bool = False, top: int | None = None) -> str:
     """A line per tensor (RFC 4180). Text that a spreadsheet would take for a formula begins with an apostrophe."""
     rows: list[Sequence[object]] = [COLUMNS]
-    rows += [[_of(tensor, column) for column in COLUMNS] for tensor in _shown(result, only_different, top)]
+    rows += [[_of(tensor, column) for column in COLUMNS] for tensor in _select_tensors(result, only_different, top)]
     blank = [None] * (len(COLUMNS) - 3)
     for side, names in ((RUN, result.only_in_a), (GOLDEN, result.only_in_b)):
         rows += [[name, f"only in {side}", *blank, None] for name in names]
@@ -47,7 +47,7 @@ def csv_text(result: Result, only_different: bool = False, top: int | None = Non
     return "".join(",".join(_cell(value) for value in row) + "\r\n" for row in rows)
 
 
-def _shown(result: Result, only_different: bool, top: int | None) -> Sequence[TensorResult]:
+def _select_tensors(result: Result, only_different: bool, top: int | None) -> Sequence[TensorResult]:
     if top is not None:
         return ranked(result.different, top)
     return [t for t in result.tensors if not t.equal] if only_different else result.tensors

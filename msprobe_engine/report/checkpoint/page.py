@@ -10,7 +10,7 @@ from msprobe_engine.find.checkpoint.result import SAME, UNKNOWN, Result, ranked
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.formats.checkpoint.model import MODEL
 from msprobe_engine.report.checkpoint.text import changed_of, number, ranges, shape_of, type_of
-from msprobe_engine.report.web.markup import Html, bullets, folded, paragraph, section, table, text, tiles
+from msprobe_engine.report.web.markup import Html, bullets, fold_content, paragraph, section, table, text, tiles
 from msprobe_engine.report.web.page import Verdict, document
 from msprobe_engine.report.web.words import words
 
@@ -41,10 +41,10 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
     parts += section(title, _tensors(different[:MOST_ROWS]))
     for letter, names in (("a", result.only_in_a), ("b", result.only_in_b)):
         parts += section(_t(f"only_{letter}", len(names)), _list(names))
-    parts += section(_t("values_expected", len(expected)), _folded(_values(expected)))
+    parts += section(_t("values_expected", len(expected)), _show_on_demand(_values(expected)))
     parts += section(_t("unknown"), table(_head("tensor", "why"), [(t.name, t.note) for t in result.unknown], names={0}))
     for part in result.not_compared:
-        parts += section(_t(f"not_compared_{part.side}", part.reason, len(part.names)), _folded(_list(part.names)))
+        parts += section(_t(f"not_compared_{part.side}", part.reason, len(part.names)), _show_on_demand(_list(part.names)))
     parts += section(_t("nonfinite"), _nonfinite(result.tensors))
     parts += section(_t("problems"), bullets(result.problems))
     parts += section(_t("notes"), bullets([*result.a.notes, *result.b.notes, *result.notes]))
@@ -52,7 +52,7 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
         equal = [t for t in result.tensors if t.equal]
         more = paragraph(_t("first_listed", MOST_ROWS), soft=True) if len(equal) > MOST_ROWS else ""
         shown = _equal(equal[:MOST_ROWS])
-        parts += section(_t("equal_tensors", len(equal)), _folded(f"{shown}{more}" if shown else ""))
+        parts += section(_t("equal_tensors", len(equal)), _show_on_demand(f"{shown}{more}" if shown else ""))
     parts += section(_t("sides"), f"{_sides(result)}{paragraph(_t('seconds', size(result.nbytes), f'{result.seconds:.1f}'), soft=True)}")
     return document(
         result.verdict(),
@@ -80,8 +80,8 @@ def _tiles(result: Result) -> Html:
     return tiles((_t(key), f"{count:,}", tone) for key, count, tone in shown)
 
 
-def _folded(content: str) -> Html:
-    return folded(_t("show"), content)
+def _show_on_demand(content: str) -> Html:
+    return fold_content(_t("show"), content)
 
 
 def _list(items: Sequence[str]) -> Html:

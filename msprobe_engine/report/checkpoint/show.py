@@ -17,7 +17,7 @@ from msprobe_engine.report.checkpoint.text import ranges
 _SOME = 40
 
 
-def listing(checkpoint: Checkpoint) -> dict[str, Any]:
+def describe_checkpoint(checkpoint: Checkpoint) -> dict[str, Any]:
     return {
         "path": str(checkpoint.path),
         "format": checkpoint.format,

@@ -9,7 +9,7 @@ from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.comparison import Comparison, headline
 from msprobe_engine.find.config.difference import Difference, short
-from msprobe_engine.report.web.markup import Html, badge, bullets, folded, paragraph, section, soft, table, text, tiles
+from msprobe_engine.report.web.markup import Html, badge, bullets, fold_content, paragraph, section, soft, table, text, tiles
 from msprobe_engine.report.web.page import Verdict, document
 from msprobe_engine.report.web.words import section_of, words
 
@@ -55,7 +55,7 @@ def page(found: Comparison) -> str:
     parts += section(_t("problems"), bullets(found.problems))
     parts += section(_t("notes"), bullets(found.notes))
     if found.harmless:
-        parts += ["<section>", folded(_t("n_harmless", len(found.harmless)), _differences(found.harmless)), "</section>"]
+        parts += ["<section>", fold_content(_t("n_harmless", len(found.harmless)), _differences(found.harmless)), "</section>"]
     said = headline(found)
     return document(
         said,

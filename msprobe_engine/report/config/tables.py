@@ -47,9 +47,11 @@ def tables(found: Comparison, old: bool = False) -> Iterator[Table]:
             yield Table(name, columns, [_row(row, columns, why) for row in sheet.rows])
         else:
             matter = [one for one in found.differences if one.sheet == name]
-            yield Table(name, (*COLUMNS[name], *ADDED), [(*_cells(one), *_added(one)) for one in matter])
+            yield Table(name, (*COLUMNS[name], *ADDED), [(*_cells(one), *_build_added_cells(one)) for one in matter])
     columns = ("sheet", "bench_name", "cmp_name", "bench_value", "cmp_value", *ADDED)
-    yield Table(HARMLESS_SHEET, columns, [(o.sheet, o.bench_name, o.cmp_name, o.bench, o.cmp, *_added(o)) for o in found.harmless])
+    yield Table(
+        HARMLESS_SHEET, columns, [(o.sheet, o.bench_name, o.cmp_name, o.bench, o.cmp, *_build_added_cells(o)) for o in found.harmless]
+    )
     derived = [(name, a, b, equal) for name, (a, b, equal) in found.derived.items()]
     yield Table(DERIVED_SHEET, ("quantity", "bench_value", "cmp_value", "equal"), derived)
     notes = [
@@ -81,7 +83,7 @@ def _cells(one: Difference) -> tuple[Any, ...]:
     return one.file, one.bench_name, one.cmp_name, one.bench or None, one.cmp or None, one.matched or None, one.verdict
 
 
-def _added(one: Difference) -> tuple[Any, ...]:
+def _build_added_cells(one: Difference) -> tuple[Any, ...]:
     return one.severity, one.why, one.term or None, format_ranges(one.ranks) or None, one.where or None
 
 

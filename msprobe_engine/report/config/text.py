@@ -23,21 +23,21 @@ def text(found: Comparison, top: int = TOP) -> str:
     }
     lines: list[str] = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
     words = ", ".join(f"{name} {level(found.sheets[name].severity)}" for name in found.summary())
-    lines += _named("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
+    lines += _label_lines("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
     for severity, sentences in told.items():
         if len(sentences) > top:
             sentences[top:] = [f"... and {len(sentences) - top} more, see the report"]
-        lines += _named(severity.replace(" numerics", ""), sentences)
-    lines += _named("computed", [f"{name}: {b}, golden {a}" for name, (a, b, equal) in found.derived.items() if not equal])
+        lines += _label_lines(severity.replace(" numerics", ""), sentences)
+    lines += _label_lines("computed", [f"{name}: {b}, golden {a}" for name, (a, b, equal) in found.derived.items() if not equal])
     if found.harmless:
         names = list(dict.fromkeys(f"{one.sheet} {one.name}" for one in found.harmless))
         more = f" and {len(names) - MOST_HARMLESS} more" if len(names) > MOST_HARMLESS else ""
-        lines += _named("harmless", [", ".join(names[:MOST_HARMLESS]) + more])
-    lines += _named("not compared", list(found.not_compared.values()))
-    lines += _named("problem", found.problems)
-    lines += _named("note", found.notes)
+        lines += _label_lines("harmless", [", ".join(names[:MOST_HARMLESS]) + more])
+    lines += _label_lines("not compared", list(found.not_compared.values()))
+    lines += _label_lines("problem", found.problems)
+    lines += _label_lines("note", found.notes)
     return "\n".join(one_line(line) for line in lines)
 
 
-def _named(word: str, items: list[str]) -> list[str]:
+def _label_lines(word: str, items: list[str]) -> list[str]:
     return [f"  {word if i == 0 else '':{_WIDTH}}{item}" for i, item in enumerate(items)]

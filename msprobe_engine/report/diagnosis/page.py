@@ -104,12 +104,12 @@ def _numbers(numbers: Mapping[str, Any]) -> Html:
     """Both sides' rows; what differs stands out."""
     keys = list(dict.fromkeys(key for side in numbers.values() for key in side))
     head = (_t("number"), *map(_word, numbers))
-    rows = [(_word(key), *(_shown(side.get(key)) for side in numbers.values())) for key in keys]
+    rows = [(_word(key), *(_format_value(side.get(key)) for side in numbers.values())) for key in keys]
     tones = ["apart" if key != "row" and len(set(row[1:])) > 1 else "" for key, row in zip(keys, rows)]
     return table(head, rows, tones=tones, kind="narrow")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return value if isinstance(value, str) else json.dumps(value, default=str)
 
 

@@ -54,17 +54,17 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         Mappings(layer=options.layer_mapping, loose=options.old).apply(first, second)
 
     @lru_cache(1)
-    def aligned() -> Aligned:
+    def align_records() -> Aligned:
         return align_sides(first, second)
 
     if told is None:
-        matched = match(target, golden, options, aligned)
+        matched = match(target, golden, options, align_records)
     else:
         matched = match_told(target, golden, (pair for structure in told.structures.values() for pair in structure.pairs))
-    micro_steps.follow(target, golden, matched.partners, options.match == "exact")
+    micro_steps.copy_to_golden(target, golden, matched.partners, options.match == "exact")
     rows = pair_rows(target, golden, matched.partners)
     if told is None:
-        found = suspects.measured(target, golden, matched.partners, aligned())
+        found = suspects.measure_graphs(target, golden, matched.partners, align_records())
     else:
         found = suspects.measured_by(target, golden, matched.partners, told)
     meant = crossed(first, second) and options.match != "exact"
@@ -84,7 +84,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         suspect_text=found.text,
         metrics=made.metrics(),
         by_structure=matched.by_structure,
-        needless=needless(target, golden, matched, aligned()) if told is None and crossed(first, second) else (set(), set()),
+        needless=needless(target, golden, matched, align_records()) if told is None and crossed(first, second) else (set(), set()),
         golden_rows=_golden_rows(rows),
         begun=found.begun,
     )

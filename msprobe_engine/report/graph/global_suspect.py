@@ -87,26 +87,26 @@ def of_two(
     from msprobe_engine.find.nonfinite.one_side import add_nonfinite_of_one_side
     from msprobe_engine.find.run import compare_steps
 
-    def walked(job: Job) -> RankWalk | None:
+    def find_walk(job: Job) -> RankWalk | None:
         made = known.get(job.key)
         return made.begun if made is not None and not job.members else None
 
-    def begun(step: int) -> dict[int, RankWalk]:
-        return {job.rank: one for job in jobs if job.step == step and (one := walked(job)) is not None}
+    def find_walks(step: int) -> dict[int, RankWalk]:
+        return {job.rank: one for job in jobs if job.step == step and (one := find_walk(job)) is not None}
 
-    def read(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
+    def read_step(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
         target: dict[int, DumpTable] = {}
         golden: dict[int, DumpTable] = {}
         fresh: set[int] = set()
         look = read_side if mappings else tables.of(step).read
         for job in jobs:
-            one = walked(job)
+            one = find_walk(job)
             if job.step == step and one is not None:
                 target[job.rank], golden[job.rank] = one.sides
             elif job.step == step:
-                _read(look, job.ranks, target, problems)
+                _read_sides(look, job.ranks, target, problems)
                 theirs = job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks)
-                _read(look, theirs, golden, problems)
+                _read_sides(look, theirs, golden, problems)
                 fresh.update(rank for rank, _ in job.ranks if rank in target)
         mappings.apply_all({rank: target[rank] for rank in fresh}, golden)
         for sides in (target, golden):
@@ -118,7 +118,7 @@ def of_two(
     found = Suspects()
     try:
         with collection_paused():
-            diagnosis = compare_steps(sorted({job.step for job in jobs}), read, " and ".join(paths), begun=begun)
+            diagnosis = compare_steps(sorted({job.step for job in jobs}), read_step, " and ".join(paths), begun=find_walks)
             runs = Run(Path(paths[0])), Run(Path(paths[1]))
             add_nonfinite_of_one_side(diagnosis, *runs, tables, {step for step, _ in of_rank}, {rank for _, rank in of_rank})
             add_settings(diagnosis, *runs)
@@ -140,7 +140,9 @@ def of_two(
     return found
 
 
-def _read(look: Callable[[Path], DumpTable], files: Iterable[tuple[int, Path]], sides: dict[int, DumpTable], problems: list[str]) -> None:
+def _read_sides(
+    look: Callable[[Path], DumpTable], files: Iterable[tuple[int, Path]], sides: dict[int, DumpTable], problems: list[str]
+) -> None:
     for rank, path in files:
         try:
             sides[rank] = look(path)
@@ -166,7 +168,7 @@ def of_one(jobs: Iterable[Job], bad: set[Key], tables: StepTables, problems: Seq
         traces, replicas = {}, load.ReplicaTraces(tables.of(step))
         for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
             if path.name == layout.DEBUG:
-                _saved(found, (step, rank), path)
+                _find_in_saved_values(found, (step, rank), path)
                 continue
             try:
                 traces[rank] = load.load_rank(step, rank, path.parent, found.problems, replicas=replicas)
@@ -193,7 +195,7 @@ def of_one(jobs: Iterable[Job], bad: set[Key], tables: StepTables, problems: Seq
     return found
 
 
-def _saved(found: Suspects, key: Key, path: Path) -> None:
+def _find_in_saved_values(found: Suspects, key: Key, path: Path) -> None:
     """The first value that is not finite among those that were saved one by one (debug.json)."""
     try:
         side = read_side(path)

@@ -77,7 +77,7 @@ class ModelExplorerWriter:
 
 
 def _graph(name: str, graph: Graph, compared: Comparison | None) -> Iterator[str]:
-    spaces, taken = _namespaces(graph), _taken(graph)
+    spaces, taken = _namespaces(graph), _find_producers(graph)
     groups: dict[str, dict[str, str]] = {}
     yield f'{{"id": {json.dumps(name)}, "nodes": ['
     between = "\n"
@@ -109,7 +109,7 @@ def _namespaces(graph: Graph) -> list[str]:
     return found
 
 
-def _taken(graph: Graph) -> dict[int, list[tuple[int, int, int]]]:
+def _find_producers(graph: Graph) -> dict[int, list[tuple[int, int, int]]]:
     """Node without children -> (number of the input, node that made it, number of its output)."""
     found: dict[int, list[tuple[int, int, int]]] = {}
     side = graph.side

@@ -33,7 +33,7 @@ from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions
 from msprobe_engine.report.graph.source import jobs_of
 from msprobe_engine.report.graph.summary import Result
-from msprobe_engine.report.graph.work import Part, lost, make, unlike
+from msprobe_engine.report.graph.work import Part, build_failed_part, run_job, unlike
 from msprobe_engine.report.graph.writer import MERGED_DUMP, Plan, Writer, open_writer
 from msprobe_engine.report.table import same_ranks
 from msprobe_engine.report.table_files import output_directory
@@ -80,11 +80,11 @@ def run(
     with reserve(directory) as stamp, _Store(directory, alone, options, stamp) as store:
         made: dict[Key, Part] = {}
 
-        def do(jobs: Sequence[Job]) -> None:
-            made.update(_made(jobs, options, store, progress))
+        def make_parts(jobs: Sequence[Job]) -> None:
+            made.update(_make_parts(jobs, options, store, progress))
 
-        followed = same_ranks.run(sources.jobs, lambda job: job.key, led, do, store.has)
-        _say(result, made)
+        followed = same_ranks.run(sources.jobs, lambda job: job.key, led, make_parts, store.has)
+        _collect_messages(result, made)
         if not any(store.has(key) for key in made):
             raise NothingCapturedError(f"{target}: nothing of it can be drawn" + "".join(f"\n  {problem}" for problem in result.problems))
         calls = same_graphs.calls(made, followed, led, tables)
@@ -93,37 +93,37 @@ def run(
         looked_at = [job for job in sources.jobs if job.key in behind or store.has(job.key)]
         found = _suspects(looked_at, {key for key, part in made.items() if part.nonfinite}, options, store, result, tables)
         if apart := same_graphs.apart(followed, led, found):
-            do(apart)
+            make_parts(apart)
             alike = alike.without([job.key for job in apart])
         there = [made[job.key] for job in sources.jobs if job.key in made and store.has(job.key)]
         if found.first is not None and found.first not in made:
             found.first = led.get(found.first, found.first)
         if alike.same:
             result.same = sum(map(len, alike.same.values()))
-            result.notes.append(same_graphs.said(result.same))
+            result.notes.append(same_graphs.describe_same_graphs(result.same))
         places = tuple(part.job.key for part in there)
         plan = Plan(directory, stamp, options, result.target, result.golden, places, found.first, alike)
         _write(plan, there, store, same_graphs.links(there, calls), found, result, progress)
     return result
 
 
-def _say(result: Result, made: Mapping[Key, Part]) -> None:
+def _collect_messages(result: Result, made: Mapping[Key, Part]) -> None:
     for part in made.values():
         result.problems += [problem for problem in part.problems if problem not in result.problems]
         result.notes += [note for note in part.notes if note not in result.notes]
     result.notes += unlike(made.values())
 
 
-def _made(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> dict[Key, Part]:
+def _make_parts(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> dict[Key, Part]:
     """All parts, by step and rank; what they made is in the store."""
     done: dict[Key, Part] = {}
-    work, tasks, kind = partial(make, options=options), list(jobs), "auto"
+    work, tasks, kind = partial(run_job, options=options), list(jobs), "auto"
     if options.scheduler:
-        work, tasks, kind = partial(make, options=options.for_workers()), [job.for_workers() for job in jobs], "dask"
+        work, tasks, kind = partial(run_job, options=options.for_workers()), [job.for_workers() for job in jobs], "dask"
     with bar("graph", len(jobs)) as advance:
-        for job, part in run_jobs(tasks, work, lost, kind, options.workers, options.memory_mb, options.scheduler):
+        for job, part in run_jobs(tasks, work, build_failed_part, kind, options.workers, options.memory_mb, options.scheduler):
             if part.made is not None:
-                store.put(job.key, part.made)
+                store.add(job.key, part.made)
             part.made = None
             done[job.key] = part
             advance(job.place)
@@ -137,7 +137,7 @@ def _suspects(
 ) -> global_suspect.Suspects:
     if result.golden:
         mappings = Mappings(layer=options.layer_mapping if options.layer_mapping not in (None, True) else None)
-        known = store.known()
+        known = store.comparisons_in_memory()
         if len(known) < len(jobs):
             known = {}  # what is alike is walked once, with the graph's own ranks among it
         found = global_suspect.of_two(jobs, (result.target, result.golden), mappings, known, tables, result.problems)
@@ -164,7 +164,7 @@ def _write(
             writers.append(open_writer(mode, plan))
         with bar("write", len(parts)) as advance:
             for part in parts:
-                made = store.take(part.job.key)
+                made = store.pop(part.job.key)
                 graphs = (made.target, made.golden) if isinstance(made, Comparison) else (made,)
                 for graph, linked in zip(graphs, links.get(part.job.key, ())):
                     graph.links = linked
@@ -202,7 +202,7 @@ class _Store:
         if self._directory is not None:
             self._directory.cleanup()
 
-    def put(self, key: Key, made: Graph | Comparison) -> None:
+    def add(self, key: Key, made: Graph | Comparison) -> None:
         """Keep one.
 
         Raises:
@@ -221,7 +221,7 @@ class _Store:
     def has(self, key: Key) -> bool:
         return key in self._made
 
-    def take(self, key: Key) -> Graph | Comparison:
+    def pop(self, key: Key) -> Graph | Comparison:
         """Hand one over; it is not kept any longer."""
         made = self._made.pop(key)
         if made is not None:
@@ -231,12 +231,12 @@ class _Store:
         os.unlink(file.name)
         return kept
 
-    def known(self) -> dict[Key, Comparison]:
+    def comparisons_in_memory(self) -> dict[Key, Comparison]:
         return {key: made for key, made in self._made.items() if isinstance(made, Comparison)}
 
     def forget_walks(self) -> None:
         """What the diagnosis has made is not needed any longer."""
-        for made in self.known().values():
+        for made in self.comparisons_in_memory().values():
             made.begun = None
 
     @contextmanager

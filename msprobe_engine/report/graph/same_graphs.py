@@ -125,7 +125,7 @@ def _telling_apart(told: Collection[Mapping[str, int]]) -> tuple[str, ...]:
     return found if different == len(told) else ()
 
 
-def said(number: int) -> str:
+def describe_same_graphs(number: int) -> str:
     """That graphs are not drawn."""
     one = "1 rank has no graph of its own: its dumps differ from another rank's only in the ranks that they name; the page says whose"
     many = (

@@ -16,7 +16,7 @@ from msprobe_engine.formats.dump.completeness import missing_ranks, missing_step
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
 from msprobe_engine.formats.dump.ring_file import has_step_file
 from msprobe_engine.report.graph.job import Job, Jobs
-from msprobe_engine.report.graph.merge.jobs import merged
+from msprobe_engine.report.graph.merge.jobs import merge_jobs
 from msprobe_engine.report.graph.options import GraphOptions
 
 _CUT = (
@@ -38,7 +38,7 @@ def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions
         UsageError: nothing is left of it.
     """
     if options.merge:
-        return merged(_alone(Path(target), options), _alone(Path(golden), options) if golden else None, options)
+        return merge_jobs(_alone(Path(target), options), _alone(Path(golden), options) if golden else None, options)
     found = _pairs(target, golden, options) if golden else _alone(Path(target), options)
     if golden and found.merge:
         whole = jobs_of(target, golden, replace(options, merge="auto"))
@@ -88,7 +88,7 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
     require_visible(target)
     if target.suffix == ".json" and target.name not in (layout.DUMP, layout.DEBUG) and target.is_file():
         raise DumpFormatError(f"{target}: is no dump.json and no debug.json; give one of these, or the directory that holds it")
-    dump = _opened(target, found)
+    dump = _open_dump_or_incident(target, found)
     seen: set[int] = set()
     for step in dump.steps:
         if options.steps and step not in options.steps:
@@ -108,13 +108,13 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
     return found
 
 
-def _opened(target: Path, found: Jobs) -> DumpDirectory:
+def _open_dump_or_incident(target: Path, found: Jobs) -> DumpDirectory:
     """The dump at a path; of a mixed dump the part with a hierarchy, of a run without a dump that of its only incident."""
     try:
         return open_dump(target)
     except DumpFormatError:
         kept = [run.path for run in Run(target).incidents]
-        for place, what in [*_mixed(target), *((one, "has no dump but that of an incident") for one in kept if len(kept) == 1)]:
+        for place, what in [*_find_mixed_parts(target), *((one, "has no dump but that of an incident") for one in kept if len(kept) == 1)]:
             try:
                 opened = open_dump(place)
             except DumpFormatError:
@@ -124,7 +124,7 @@ def _opened(target: Path, found: Jobs) -> DumpDirectory:
         raise
 
 
-def _mixed(target: Path) -> Iterator[tuple[Path, str]]:
+def _find_mixed_parts(target: Path) -> Iterator[tuple[Path, str]]:
     yield from ((target / name, "is a mixed dump") for name in reversed(MIXED) if (target / name).is_dir())
 
 

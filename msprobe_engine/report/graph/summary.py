@@ -80,9 +80,9 @@ class Result:
             if level is not None:
                 self.overflows[level] = self.overflows.get(level, 0) + 1
         if isinstance(made, Comparison):
-            self._compared(key, made)
+            self._count_comparison(key, made)
 
-    def _compared(self, key: tuple[int, int], made: Comparison) -> None:
+    def _count_comparison(self, key: tuple[int, int], made: Comparison) -> None:
         records = np.asarray(made.target.records) >= 0
         matched = np.asarray(made.partners) >= 0
         self.matched += int((records & matched).sum())
@@ -130,7 +130,7 @@ class Result:
         if len(self.problems) > _MOST_PROBLEMS:
             lines.append(_line("warning", f"and {len(self.problems) - _MOST_PROBLEMS:,} more"))
         lines += [_line("file", f"{path} ({_size(path)})") for path in self.files]
-        return "\n".join(_bounded(one_line(line)) for line in lines)
+        return "\n".join(_shorten_line(one_line(line)) for line in lines)
 
 
 def _units(units: float) -> str:
@@ -148,7 +148,7 @@ def _size(path: Path) -> str:
         return "?"
 
 
-def _bounded(line: str) -> str:
+def _shorten_line(line: str) -> str:
     """A line that a terminal can show: of names and shapes without an end the middle is left out. The page has all of it."""
     return line if len(line) <= _MOST_OF_LINE else f"{line[: _MOST_OF_LINE - 500]} ... {line[-500:]}"
 

@@ -43,7 +43,7 @@ class Measured:
     begun: RankWalk | None = None
 
 
-def measured(target: Graph, golden: Graph, partners: Sequence[int], aligned: Aligned) -> Measured:
+def measure_graphs(target: Graph, golden: Graph, partners: Sequence[int], aligned: Aligned) -> Measured:
     """Measure two graphs.
 
     Args:

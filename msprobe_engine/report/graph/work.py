@@ -45,7 +45,7 @@ class Part:
 
 
 @np.errstate(all="ignore")  # the numbers of a dump may be anything
-def make(job: Job, options: GraphOptions) -> Part:
+def run_job(job: Job, options: GraphOptions) -> Part:
     """Do one job. What is wrong with the data is in the result; what is wrong with the options is raised.
 
     Raises:
@@ -54,28 +54,28 @@ def make(job: Job, options: GraphOptions) -> Part:
     part = Part(job)
     try:
         with collection_paused():  # the columns of 200,000 nodes are no garbage
-            _make(part, options)
+            _fill_part(part, options)
     except DumpFormatError as error:
         part.problems.append(str(error))
     except ProbeError:
         raise
     except Exception as error:
-        return lost(job, error)
+        return build_failed_part(job, error)
     return part
 
 
-def lost(job: Job, error: BaseException) -> Part:
+def build_failed_part(job: Job, error: BaseException) -> Part:
     """The result of a job that could not be done; the others go on."""
     text = str(error) if isinstance(error, ProbeError) else f"unexpected {type(error).__name__}: {error}"
     return Part(job, problems=[f"{job.place}: {text}"])
 
 
-def _make(part: Part, options: GraphOptions) -> None:
+def _fill_part(part: Part, options: GraphOptions) -> None:
     job = part.job
     if job.members:
-        from msprobe_engine.report.graph.merge.make import merged, weights
+        from msprobe_engine.report.graph.merge.make import build_merged_graph, weights
 
-        made = merged(job, options, part.problems, part.notes)
+        made = build_merged_graph(job, options, part.problems, part.notes)
         part.weights = weights(made)
         finish(part, made, options)
         return

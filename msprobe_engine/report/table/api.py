@@ -31,7 +31,7 @@ from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.measure.options import CompareOptions
 from msprobe_engine.report.table import same_ranks
 from msprobe_engine.report.table.manifest import Manifest, absolute_options, absolute_task
-from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, compare_guarded, failed, places_of
+from msprobe_engine.report.table.rank_table import DiagnosedTask, Result, build_failed_result, compare_guarded, places_of
 from msprobe_engine.report.table.summary import Comparison
 from msprobe_engine.report.table_files import check_format, output_directory
 
@@ -87,7 +87,7 @@ def compare_dumps(
     found.other_steps = next((pair for pair in pairs if pair[0] != pair[1]), None)
     manifest = Manifest(directory, _fingerprint(sources, options))
     try:
-        return _compared(found, sources, options, directory, manifest, scheduler, diagnose)
+        return _compare_tasks(found, sources, options, directory, manifest, scheduler, diagnose)
     finally:
         manifest.release()
 
@@ -102,7 +102,7 @@ def _check_files(options: CompareOptions) -> None:
         Postprocess(options.postprocess)
 
 
-def _compared(
+def _compare_tasks(
     found: Comparison, sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, scheduler: str, diagnose: bool
 ) -> Comparison:
     size = sum(task.size for task in sources.tasks)
@@ -139,21 +139,21 @@ def _results(
     scheduler: str,
     tables: StepTables,
 ) -> dict[str, Result]:
-    results = {task.key: done for task in sources.tasks if (done := manifest.done(task)) is not None}
+    results = {task.key: done for task in sources.tasks if (done := manifest.find_result(task)) is not None}
     if results:
         sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
     for key in [key for key, done in results.items() if done.same_as and done.same_as not in results]:
         del results[key]  # the table that stood for its own is made again
     todo = [task for task in sources.tasks if task.key not in results]
 
-    def do(tasks: Sequence[Task]) -> None:
+    def run_tasks(tasks: Sequence[Task]) -> None:
         _run("compare", tasks, results, options, directory, manifest, keep, scheduler)
 
-    followed = run(todo, {} if keep else leaders(todo, options, tables), results, do)
+    followed = run(todo, {} if keep else leaders(todo, options, tables), results, run_tasks)
     for task in followed:
-        manifest.note(task, results[task.key])
+        manifest.add_result(task, results[task.key])
     if followed:
-        sources.notes.append(said(len(followed)))
+        sources.notes.append(describe_same_tables(len(followed)))
     return results
 
 
@@ -174,10 +174,10 @@ def _run(
     work = partial(compare_guarded, options=options, output=os.fspath(directory), stamp=manifest.stamp, keep=keep)
     kind = "dask" if scheduler else options.scheduler
     with bar(word, len(tasks)) as advance, collection_paused():
-        for task, result in run_jobs(tasks, work, failed, kind, options.workers, options.memory_mb, scheduler):
+        for task, result in run_jobs(tasks, work, build_failed_result, kind, options.workers, options.memory_mb, scheduler):
             result.files = [os.fspath(here / os.path.relpath(file, directory)) for file in result.files]
             results[task.key] = result
-            manifest.note(given[task.key], result)
+            manifest.add_result(given[task.key], result)
             advance(task.place)
 
 
@@ -206,7 +206,7 @@ def _write_again(
     if again:
         _run("verdicts", again, results, options, directory, manifest, False, scheduler)
     for key in followers:
-        results[key] = follow(results[results[key].same_as], key)
+        results[key] = copy_result(results[results[key].same_as], key)
 
 
 def _fingerprint(sources: Sources, options: CompareOptions) -> str:
@@ -229,7 +229,7 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
     sides = partial(_whole_steps, runs, sources.tasks, mappings) if whole else of_tasks
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
-        begun = partial(_begun, sources.tasks, results)
+        begun = partial(_find_walks, sources.tasks, results)
         found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
         add_nonfinite_of_one_side(found.diagnosis, *runs, tables, options.steps, options.ranks)
         if all_of_it:
@@ -281,7 +281,7 @@ def _sides(
     return target, golden
 
 
-def _begun(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[int, RankWalk]:
+def _find_walks(tasks: list[Task], results: Mapping[str, Result], step: int) -> dict[int, RankWalk]:
     return {rank: begun for rank, task in _ranks(tasks, step) if (begun := results[task.key].begun) is not None}
 
 
@@ -334,7 +334,7 @@ def leaders(tasks: Sequence[Task], options: CompareOptions, tables: StepTables) 
     return same_ranks.leaders(alike, lambda task: task.key, files, lambda task: task.folder, tables)
 
 
-def follow(result: Result, key: str) -> Result:
+def copy_result(result: Result, key: str) -> Result:
     """What a task came to whose table is that of `result`."""
     return replace(result, key=key, files=[], same_as=result.key, names={side: list(some) for side, some in result.names.items()})
 
@@ -343,7 +343,7 @@ def run(tasks: Sequence[Task], led: Mapping[str, str], results: dict[str, Result
     """Do the tasks that others follow, then those of the followers whose leader has no table; the tasks that have followed."""
     followed = same_ranks.run(tasks, lambda task: task.key, led, do, lambda key: _has_table(results.get(key)))
     for task in followed:
-        results[task.key] = follow(results[led[task.key]], task.key)
+        results[task.key] = copy_result(results[led[task.key]], task.key)
     return followed
 
 
@@ -351,7 +351,7 @@ def _has_table(result: Result | None) -> bool:
     return result is not None and bool(result.files) and not result.problems
 
 
-def said(number: int) -> str:
+def describe_same_tables(number: int) -> str:
     """That tables are not written."""
     one = "1 rank has no table of its own: its dumps differ from another rank's only in the ranks that they name; the summary says whose"
     many = (

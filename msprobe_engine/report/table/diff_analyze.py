@@ -80,7 +80,7 @@ def _node(suspect: Suspect, side: DumpTable | None) -> dict[str, Any]:
         for row in side.rows(side.ops.index(suspect.record)):
             state = _STATES.get(side.role[row])
             if state is not None:
-                data[state][side.name[row]] = _shown(side, row)
+                data[state][side.name[row]] = _read_values(side, row)
     return {
         "op_name": suspect.record,
         "data_info": data,
@@ -97,7 +97,7 @@ def _node(suspect: Suspect, side: DumpTable | None) -> dict[str, Any]:
     }
 
 
-def _shown(side: DumpTable, row: int) -> dict[str, Any]:
+def _read_values(side: DumpTable, row: int) -> dict[str, Any]:
     shown: dict[str, Any] = {"NPU MD5": side.checksum(row)} if side.mode == MD5 else dict(zip(_STATISTICS, side.stats_of(row)))
     peer = side.extra.get(row, {}).get("peer")
     return shown if peer is None else shown | {"NPU P2POp peer": peer}

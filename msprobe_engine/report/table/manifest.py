@@ -82,7 +82,7 @@ class Manifest:
         with contextlib.suppress(OSError):
             self._lock.unlink()
 
-    def done(self, task: Task) -> Result | None:
+    def find_result(self, task: Task) -> Result | None:
         """The result of an earlier try, if it still holds."""
         entry = self._done.get(task.key)
         if not isinstance(entry, Mapping) or entry.get("inputs") != _inputs(task):
@@ -93,7 +93,7 @@ class Manifest:
             return None
         return result if all(os.path.isfile(file) for file in result.files) else None
 
-    def note(self, task: Task, result: Result) -> None:
+    def add_result(self, task: Task, result: Result) -> None:
         """Remember a result without problems; those with problems are tried again."""
         if result.problems:
             return

@@ -80,7 +80,7 @@ def merge_result(input_dir: str | Path, output_dir: str | Path, config_path: str
     metrics: tuple[str, ...] | None = None
     for rank, paths in sorted(_tables(Path(input_dir), notes, lost).items()):
         for path in paths:
-            found = _chosen(path, wanted, metrics, notes, lost)
+            found = _read_metrics(path, wanted, metrics, notes, lost)
             if found is not None:
                 metrics, rows = found
                 ranks.setdefault(rank, {}).update(rows)
@@ -155,7 +155,7 @@ def _cut_off(path: Path) -> bool:
         return False  # reading it says so
 
 
-def _chosen(
+def _read_metrics(
     path: Path, wanted: Wanted, metrics: tuple[str, ...] | None, notes: list[str], lost: list[str]
 ) -> tuple[tuple[str, ...], dict[str, dict[str, str]]] | None:
     """The metrics, and name -> metric -> value; None when the table is of another kind."""

@@ -214,11 +214,11 @@ class _Table:
             made[c.COLOUR] = cells[c.COLOUR]
         return made
 
-    def _shown(self, part: slice) -> tuple[Shown, Shown]:
+    def _show_rows(self, part: slice) -> tuple[Shown, Shown]:
         return self._mine.show(self.rows[part]), self._other.show(self.others[part])
 
     def _statistics(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
-        mine, other = self._shown(part)
+        mine, other = self._show_rows(part)
         found = differences(mine, other, matched, self.old, not self.options.compat)
         cells.update(found.columns)
         if self._judged is not None:
@@ -233,7 +233,7 @@ class _Table:
             cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
     def _tensor(self, cells: Block, part: slice) -> None:
-        mine, other = self._shown(part)
+        mine, other = self._show_rows(part)
         cells.update(zip((*c.TARGET_STATS, *c.GOLDEN_STATS), (*mine.cells, *other.cells)))
         found = self._tensors
         if found is None:
@@ -283,7 +283,7 @@ class _Table:
         levels = self._judged.level[part].tolist()
         said = [self._judged.said.get(at, "") for at in range(part.start, part.stop)]
         if self.mode == TENSOR:
-            said = [_joined(text, more) for text, more in zip(said, cells[c.MESSAGE])]
+            said = [_join_messages(text, more) for text, more in zip(said, cells[c.MESSAGE])]
         cells[c.MESSAGE] = said
         if not self.old:
             cells[c.RESULT] = [_LEVELS[False][level] for level in levels]
@@ -314,7 +314,7 @@ class _Table:
         return found
 
 
-def _joined(text: str, more: str) -> str:
+def _join_messages(text: str, more: str) -> str:
     """Both sentences, without the parts of the second that the first has."""
     return "; ".join([*([text] if text else []), *(part for part in more.split("; ") if part and part not in text)])
 

@@ -158,7 +158,7 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
 
     try:
         whole, rank, matching = read_whole(task, Mappings.of(options), found.problems)
-        shown = _shown(found, find_in_whole(whole, task.step or 0, rank), task)
+        shown = _select_findings(found, find_in_whole(whole, task.step or 0, rank), task)
         _write(found, task, options, output, stamp, compare_pair(whole.target, whole.golden, matching, options, shown))
     except (DumpFormatError, NothingCapturedError) as error:
         found.problems.append(f"{task.place}: {error}")
@@ -184,11 +184,11 @@ def _blocks(
     tensors = measure_tensors(first, second, matching, options)
     begun = walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures)
     moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
-    shown = _shown(found, find_in_rank(begun, task.step or 0, task.rank or 0, moved), task)
+    shown = _select_findings(found, find_in_rank(begun, task.step or 0, task.rank or 0, moved), task)
     return compare_pair(first, second, matching, options, shown, tensors), begun
 
 
-def _shown(found: Result, alone: RankFindings, task: Task) -> RankFindings:
+def _select_findings(found: Result, alone: RankFindings, task: Task) -> RankFindings:
     """What the table shows: what the diagnosis of all ranks says, else what this rank shows alone."""
     shown = replace(alone, begins=task.begins, differs=task.differs) if isinstance(task, DiagnosedTask) else alone
     found.begins = places_of(shown.begins)
@@ -276,10 +276,10 @@ def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str
     except ProbeError:
         raise
     except Exception as error:
-        return failed(task, error)
+        return build_failed_result(task, error)
 
 
-def failed(task: Task, error: BaseException) -> Result:
+def build_failed_result(task: Task, error: BaseException) -> Result:
     """The result of a task that could not be done."""
     text = str(error) if isinstance(error, ProbeError) else f"unexpected {type(error).__name__}: {error}"
     return Result(task.key, problems=[f"{task.place}: {text}"])

@@ -118,7 +118,7 @@ def _keys(root: str | Path) -> dict[str, Path]:
     return {entry.name: Path(entry.path) for entry in os.scandir(data) if os.path.isdir(entry.path)}
 
 
-def _numbered(path: Path, word: str) -> Iterator[tuple[int, Path]]:
+def _list_numbered_directories(path: Path, word: str) -> Iterator[tuple[int, Path]]:
     for entry in os.scandir(path):
         match = _NUMBERED.fullmatch(entry.name)
         if match and match[1] == word and os.path.isdir(entry.path):
@@ -130,9 +130,9 @@ def _arrays(key: Path | None) -> dict[Place, Path]:
     found: dict[Place, Path] = {}
     if key is None:
         return found
-    for step, steps in _numbered(key, "step"):
-        for rank, ranks in _numbered(steps, "rank"):
-            for micro, directory in ((0, ranks), *_numbered(ranks, "micro_step")):
+    for step, steps in _list_numbered_directories(key, "step"):
+        for rank, ranks in _list_numbered_directories(steps, "rank"):
+            for micro, directory in ((0, ranks), *_list_numbered_directories(ranks, "micro_step")):
                 for entry in os.scandir(directory):
                     if entry.name.endswith(".npy") and os.path.isfile(entry.path):
                         found[Place(step, rank, micro, _part(entry.name[:-4], key.name))] = Path(entry.path)

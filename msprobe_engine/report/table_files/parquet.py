@@ -45,7 +45,7 @@ class ParquetTable:
         for name in self._columns:
             cells = block[name]
             if _holds_numbers(name):
-                arrays += _split(cells)
+                arrays += _split_cells(cells)
             else:
                 arrays.append([None if cell is None else _text(cell) for cell in cells])
         with guard_writing(self._file.path):
@@ -69,7 +69,7 @@ def _holds_numbers(name: str) -> bool:
     return not any(part in name for part in _TEXT)
 
 
-def _split(cells: Any) -> tuple[Any, list[str | None]]:
+def _split_cells(cells: Any) -> tuple[Any, list[str | None]]:
     """Numbers, null where there is none, and texts, null where there is a number."""
     if isinstance(cells, np.ndarray) and cells.dtype.kind == "f":
         return cells, [None] * len(cells)

@@ -54,7 +54,7 @@ def _xlsx(path: Path) -> Iterator[Row]:
             if texts.file_size > _MOST_SHARED:
                 raise ValueError(f"its texts have {texts.file_size:,} bytes; {_MOST_SHARED:,} are the most")
             with open_member(file, texts) as opened:
-                shared = _shared(opened)
+                shared = _read_shared_texts(opened)
         sheets = [name for name in members if re.fullmatch(r"xl/worksheets/sheet\d{1,9}\.xml", name)]
         header: Row | None = None
         for name in sorted(sheets, key=lambda name: int(re.sub(r"\D", "", name))):
@@ -65,7 +65,7 @@ def _xlsx(path: Path) -> Iterator[Row]:
                     header = header or row
 
 
-def _shared(file: IO[bytes]) -> list[str]:
+def _read_shared_texts(file: IO[bytes]) -> list[str]:
     texts: list[str] = []
     for _, element in ElementTree.iterparse(file):
         if element.tag == f"{_MAIN}si":

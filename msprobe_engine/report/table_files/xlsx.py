@@ -28,9 +28,9 @@ class XlsxTable:
         self._columns = [name for name in columns if name != COLOUR]
         self._most = most_rows
         self._books: list[Book] = []
-        self._begin()
+        self._open_book()
 
-    def _begin(self) -> None:
+    def _open_book(self) -> None:
         number = len(self._books)
         made = Book(self._path if number == 0 else self._path.with_name(f"{self._path.stem}_slice_{number}.xlsx"))
         self._books.append(made)
@@ -48,7 +48,7 @@ class XlsxTable:
             for index, row in enumerate(zip(*columns)):
                 if self._row >= self._most:
                     self._finish_book()
-                    self._begin()
+                    self._open_book()
                 self._line(row, self._formats.get(colours[index]) if colours is not None else None)
 
     def _line(self, row: Sequence[Any], colour: Any) -> None:

@@ -19,12 +19,23 @@ from msprobe_engine.report.trends.alerts import Raised
 from msprobe_engine.report.trends.bins import Extremes, Numbers, Sums, distinct
 from msprobe_engine.report.trends.findings import KEPT, moment, over_ranks
 from msprobe_engine.report.trends.model import Grid, Metric, RunTrend, StandOut, Trends
-from msprobe_engine.report.trends.pairing import paired
+from msprobe_engine.report.trends.pairing import pair_rows
 from msprobe_engine.report.trends.plan import Plan, plan
 from msprobe_engine.report.trends.sources.dumps import DumpSource
 from msprobe_engine.report.trends.sources.monitored import MonitorSource
 from msprobe_engine.report.trends.sources.order import Order, in_order
-from msprobe_engine.report.trends.sources.source import ABSMAX, DUMPED, SCALARS, VALUE, Both, Part, Progress, Source, Target, said
+from msprobe_engine.report.trends.sources.source import (
+    ABSMAX,
+    DUMPED,
+    SCALARS,
+    VALUE,
+    Both,
+    Part,
+    Progress,
+    Source,
+    Target,
+    format_problems,
+)
 
 NUMBERS = 12_000_000
 """Numbers a page holds unless asked otherwise: about 30 to 50 MB."""
@@ -72,14 +83,14 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
                     run.ranks.append(rank)
         if not mine:
             what = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
-            raise UsageError(f"{source.path}: {what}{said(source.problems)}")
+            raise UsageError(f"{source.path}: {what}{format_problems(source.problems)}")
         if (monitored := next((part for part in _parts_of(source) if isinstance(part, MonitorSource)), None)) is not None:
             run.raised, run.facts = Raised.of(monitored.alerts()), monitored.facts()
         own = np.unique(np.concatenate(mine)) + (shift if number else 0)
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)
         runs.append(run)
-    joined, left_alone = _joined(seen, runs)
+    joined, left_alone = _join_runs(seen, runs)
     if len(runs) == 2:
         left_alone = _apart_by_themselves(runs, steps) or left_alone
     metrics = {name: _metric(name, joined[name]) for name in sorted(joined, key=_place)}
@@ -120,11 +131,11 @@ def _unwrap(sources: Sequence[Source]) -> None:
             dump.unwrap = depth - least
 
 
-def _joined(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> tuple[dict[str, _Seen], bool]:
+def _join_runs(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> tuple[dict[str, _Seen], bool]:
     """Rows of all runs by metric; what does not match between two runs is put among their problems, and whether one has some alone."""
     left_alone = False
     if len(seen) == 2:
-        for of, run, names in zip(seen, runs, paired(*({name: list(found.targets) for name, found in of.items()} for of in seen))):
+        for of, run, names in zip(seen, runs, pair_rows(*({name: list(found.targets) for name, found in of.items()} for of in seen))):
             run.names = names.of
             run.unwrapped = run.unwrapped or names.unwrapped
             for metric in {metric for metric, _ in names.of}:

@@ -39,8 +39,8 @@ class Facts:
         told = [info for info in infos if info]
         if not told:
             return cls(seconds=max(seconds, default=None))
-        began = [(_number(info.get("started_unix")), _cut(str(info.get("started") or ""))) for info in told]
-        hosts = sorted({_cut(host) for info in told if isinstance(host := info.get("host"), str) and host})
+        began = [(_number(info.get("started_unix")), _shorten_text(str(info.get("started") or ""))) for info in told]
+        hosts = sorted({_shorten_text(host) for info in told if isinstance(host := info.get("host"), str) and host})
         monitor = told[0].get("monitor")
         settings = {**(monitor if isinstance(monitor, Mapping) else {})}
         if told[0].get("rules") is not None:
@@ -51,8 +51,10 @@ class Facts:
             hosts=tuple(hosts[:_HOSTS]),
             host_count=len(hosts),
             world=int(max(_number(info.get("world_size"), 0.0) for info in told)),
-            version=_cut(str(told[0].get("version") or "")),
-            settings={_cut(str(key)): _cut(json.dumps(value, default=str)) for key, value in list(settings.items())[:_SETTINGS]},
+            version=_shorten_text(str(told[0].get("version") or "")),
+            settings={
+                _shorten_text(str(key)): _shorten_text(json.dumps(value, default=str)) for key, value in list(settings.items())[:_SETTINGS]
+            },
         )
 
     def as_json(self) -> dict[str, Any]:
@@ -72,5 +74,5 @@ def _number(value: Any, otherwise: float = math.inf) -> float:
     return float(value) if usable else otherwise
 
 
-def _cut(text: str) -> str:
+def _shorten_text(text: str) -> str:
     return text if len(text) <= _LONGEST else f"{text[: _LONGEST - 3]}..."

@@ -92,7 +92,7 @@ def over_ranks(grid: Grid) -> Extremes:
     return out
 
 
-def _leading(trends: Trends) -> Iterable[tuple[str, str]]:
+def _find_leading_statistics(trends: Trends) -> Iterable[tuple[str, str]]:
     """The one statistic of each metric that is looked at for jumps."""
     for metric in trends.metrics.values():
         found = next((s for s in _LEADING if s in metric.statistics), None)
@@ -104,7 +104,7 @@ def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
     """Targets with the largest factor between a column and their own median, or between ranks that usually agree better."""
     found: list[StandOut] = []
     steps = trends.plan.fine.first
-    for metric, statistic in _leading(trends):
+    for metric, statistic in _find_leading_statistics(trends):
         grid = run.grids.get((metric, statistic))
         if grid is None or metric == SCALARS:
             continue

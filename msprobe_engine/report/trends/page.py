@@ -85,10 +85,10 @@ def islands(trends: Trends) -> Iterator[tuple[str, bytes]]:
                 if grid is None:
                     continue
                 if grid.overview is not None:
-                    yield f"o.{r}.{m}.{s}", _packed(grid.overview, slice(None), True)
+                    yield f"o.{r}.{m}.{s}", _pack_extremes(grid.overview, slice(None), True)
                 per = block_targets(trends)
                 for b, begin in enumerate(range(0, len(metric.targets), per)):
-                    yield f"c.{r}.{m}.{s}.{b}", _packed(grid.cube, slice(begin, begin + per), trends.plan.spread)
+                    yield f"c.{r}.{m}.{s}.{b}", _pack_extremes(grid.cube, slice(begin, begin + per), trends.plan.spread)
 
 
 def block_targets(trends: Trends) -> int:
@@ -157,7 +157,7 @@ def _stand_out(trends: Trends, one: StandOut, index: dict[str, int]) -> list[Any
     return [one.what, one.step, index[one.metric], statistic, one.target, float(f"{one.factor:.4g}"), one.rank]
 
 
-def _packed(extremes: Extremes, rows: slice, both: bool) -> bytes:
+def _pack_extremes(extremes: Extremes, rows: slice, both: bool) -> bytes:
     high, low = extremes.high[rows], extremes.low[rows]
     missing = (high == -np.inf) & (low == np.inf)
     planes = [high, low] if both else [high]

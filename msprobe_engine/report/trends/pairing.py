@@ -34,20 +34,20 @@ class Names(NamedTuple):
     unsharded: bool
 
 
-def paired(one: Rows, other: Rows) -> tuple[Names, Names]:
+def pair_rows(one: Rows, other: Rows) -> tuple[Names, Names]:
     """Names under which the rows of two runs are the same."""
     depths: dict[bool, tuple[int, int]] = {}
     for dumped in (False, True):  # a run may have both: the monitor has taken wrappers off its names, dumps never do
         mine, theirs = ({name: rows for name, rows in side.items() if (name in DUMPED) == dumped} for side in (one, other))
-        depths[dumped] = wrapped(mine, theirs)
+        depths[dumped] = count_extra_wrappers(mine, theirs)
     plain = []
     for i, side in enumerate((one, other)):
-        plain.append({m: {row: renamed(row, depths[m in DUMPED][i]) for row in rows} for m, rows in side.items() if m != SCALARS})
-    first, second = (_named(plain[i], plain[1 - i], any(pair[i] for pair in depths.values())) for i in (0, 1))
+        plain.append({m: {row: unwrap_target(row, depths[m in DUMPED][i]) for row in rows} for m, rows in side.items() if m != SCALARS})
+    first, second = (_build_names(plain[i], plain[1 - i], any(pair[i] for pair in depths.values())) for i in (0, 1))
     return first, second
 
 
-def _named(mine: Mapping[str, dict[Target, Target]], others: Mapping[str, dict[Target, Target]], unwrapped: bool) -> Names:
+def _build_names(mine: Mapping[str, dict[Target, Target]], others: Mapping[str, dict[Target, Target]], unwrapped: bool) -> Names:
     names: dict[tuple[str, Target], Target] = {}
     unsharded = False
     for metric, rows in mine.items():
@@ -62,7 +62,7 @@ def _named(mine: Mapping[str, dict[Target, Target]], others: Mapping[str, dict[T
     return Names(names, unwrapped, unsharded)
 
 
-def wrapped(one: Rows, other: Rows) -> tuple[int, int]:
+def count_extra_wrappers(one: Rows, other: Rows) -> tuple[int, int]:
     """How often ``module.`` is to be taken off the names of each run: as often as all rows of it have it in front more often than all rows
     of the other. Data parallel wrappers put it there. Numbers of the steps and functions outside of modules have no say."""
     names = _of_modules(one), _of_modules(other)
@@ -72,12 +72,12 @@ def wrapped(one: Rows, other: Rows) -> tuple[int, int]:
     return max(mine - theirs, 0), max(theirs - mine, 0)
 
 
-def renamed(target: Target, times: int) -> Target:
+def unwrap_target(target: Target, times: int) -> Target:
     """The row without the outermost wrappers in its name, as many as `times` says."""
-    return target._replace(name=unwrapped(target.name, times))
+    return target._replace(name=unwrap_name(target.name, times))
 
 
-def unwrapped(name: str, times: int) -> str:
+def unwrap_name(name: str, times: int) -> str:
     """A name without its outermost ``module.``, taken off so many times."""
     for _ in range(times):
         if _WRAPPER.match(name):

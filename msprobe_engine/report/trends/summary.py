@@ -49,7 +49,7 @@ def lines(trends: Trends) -> Iterator[str]:
         count, first, last = run.steps
         read = f"{run.rows:,} rows from {', '.join(run.kinds)}"
         yield f"{run.name}: {many(len(run.ranks), 'rank')}, {many(count, 'step')} ({first} to {last}), {read}"
-    yield kept(trends)
+    yield describe_resolution(trends)
     for run in trends.runs:
         yield from _nonfinite(trends, run)
         for rule, count in sorted(run.raised.rules.items()):
@@ -61,21 +61,21 @@ def lines(trends: Trends) -> Iterator[str]:
                 f"the runs have {counts[0]} and {many(counts[1], 'rank')}: where their parallel layouts differ, numbers of pieces are set "
                 "against numbers of other pieces here; msprobe diagnose RUN GOLDEN puts the pieces together first"
             )
-        yield from _found(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
+        yield from _format_stand_outs(trends, trends.apart, f"runs apart by more than {trends.limit:g}")
         if not trends.compared:
             yield "the runs have no numbers in common: nothing was compared (--shift moves the steps of the second)"
         elif not trends.apart:
             yield f"the runs agree: no relative difference above {trends.limit:g} in {many(trends.compared, 'row')}"
             yield "no shape and no dtype was compared, and of calls in a step the extremes; msprobe diagnose compares more"
     for run in trends.runs:
-        yield from _found(trends, run.stand_out, f"{run.name}: stand out")
+        yield from _format_stand_outs(trends, run.stand_out, f"{run.name}: stand out")
         for what, count in list(run.problems.items())[:_SHOWN]:
             yield f"note: {what}" + (f" ({count})" if count > 1 else "")
         if len(run.problems) > _SHOWN:
             yield f"and {len(run.problems) - _SHOWN} more; the page lists them"
 
 
-def kept(trends: Trends) -> str:
+def describe_resolution(trends: Trends) -> str:
     """How finely the page shows its numbers."""
     plan = trends.plan
     targets = sum(len(metric.targets) for metric in trends.metrics.values())
@@ -102,7 +102,7 @@ def _nonfinite_line(trends: Trends, one: NonFinite) -> str:
     return f"{one.kind}: step {one.step}, rank{'s' if len(one.ranks) > 1 else ''} {runs_of(one.ranks)}, {target} ({one.metric})"
 
 
-def _found(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str]:
+def _format_stand_outs(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str]:
     if found:
         yield f"{headline}: {len(found)}{' or more' if len(found) >= KEPT else ''}, first:"
     for one in found[:_SHOWN]:

@@ -56,7 +56,7 @@ def bullets(items: Iterable[object]) -> Html:
     return Html(f"<ul>{rows}</ul>" if rows else "")
 
 
-def folded(title: object, content: str) -> Html:
+def fold_content(title: object, content: str) -> Html:
     """What is only shown when it is asked for; empty for no content."""
     return Html(f"<details><summary>{text(title)}</summary>{content}</details>" if content else "")
 

@@ -30,7 +30,7 @@ def section_of(name: str) -> Mapping[str, list[str]]:
 
 def plain(section: str, key: str, *arguments: object) -> str:
     """The English words, ``{0}`` and so on replaced by the arguments. Raises KeyError for unknown words."""
-    return _put(section_of(section)[key][0], arguments)
+    return _fill_template(section_of(section)[key][0], arguments)
 
 
 def words(section: str, key: str, *arguments: object) -> Html:
@@ -42,7 +42,7 @@ def words(section: str, key: str, *arguments: object) -> Html:
     return Html(f'<span data-t="{section}.{key}"{given}>{text(plain(section, key, *arguments))}</span>')
 
 
-def _put(template: str, arguments: tuple[object, ...]) -> str:
+def _fill_template(template: str, arguments: tuple[object, ...]) -> str:
     return re.sub(r"\{(\d)\}", lambda found: str(arguments[int(found[1])]), template)
 
 

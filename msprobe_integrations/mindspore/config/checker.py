@@ -49,7 +49,7 @@ class _Calls:
             (mindspore, "mindspore", _SEEDING),
         ):
             for name in names if owner is not None else ():
-                replace(owner, name, functools.partial(self.record.wrapped, f"{prefix}.{name}"))
+                replace(owner, name, functools.partial(self.record.wrap_function, f"{prefix}.{name}"))
         self._patches.early_imports()
 
     def stop(self) -> None:
@@ -121,6 +121,6 @@ class MindSporeConfigChecker(ConfigCheck):
         if self._first:
             self._first = False
             if len(calls.record) or calls.record.on:
-                made[entries.random(self.rank)] = calls.record.existing()
+                made[entries.random(self.rank)] = calls.record.to_existing_format()
             calls.stop()
         self._background.submit(lambda: made)

@@ -8,7 +8,7 @@ from typing import Any
 import mindspore
 
 from msprobe_engine.config.collect import job, packages, system
-from msprobe_engine.config.collect.resolved import CODE, Resolved, entry, existing, told
+from msprobe_engine.config.collect.resolved import CODE, Resolved, entry, resolve_settings, to_existing_format
 from msprobe_engine.config.environment.variables import Environment
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.mindspore.models import named_parameters
@@ -45,7 +45,7 @@ class Start:
         made[entries.of_rank("withheld", self.rank)] = about.entry()
         made[entries.of_rank("hyperparameters", self.rank)] = entry(self._settings)
         if self.rank == 0:
-            made |= {entries.ENV: about.values, entries.PIP: packages.text(), entries.DYNAMIC: existing(self._settings)}
+            made |= {entries.ENV: about.values, entries.PIP: packages.text(), entries.DYNAMIC: to_existing_format(self._settings)}
         return made
 
 
@@ -75,7 +75,7 @@ def settings_of(cells: Sequence[Any], optimizers: Sequence[Any] = ()) -> dict[st
         values["model.parameter_dtypes"] = sorted({str(p.dtype) for cell in cells for _, p in named_parameters(cell)})
     for number, optimizer in enumerate(optimizers):
         values.update(_of_optimizer(optimizer, "optimizer." if not number else f"optimizer{number}."))
-    return told(values, "mindspore", otherwise=CODE)
+    return resolve_settings(values, "mindspore", otherwise=CODE)
 
 
 def _of_optimizer(optimizer: Any, prefix: str) -> dict[str, Any]:

@@ -9,7 +9,7 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.core import redaction
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.statistics.digest import digest_array
@@ -49,7 +49,7 @@ def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, 
             if (hides := redaction.active()) is not None:
                 ours[tag] = hides.facts(ours[tag]["dtype"], ours[tag])
         elif value is None or isinstance(value, (bool, int, float, str)):
-            ours[tag] = redaction.argument_fact(value) or {"value": cleaned(tag.rpartition(".")[2], value)}
+            ours[tag] = redaction.argument_fact(value) or {"value": mask_setting(tag.rpartition(".")[2], value)}
         else:
             ours[tag] = {"class": type(value).__name__}
     return {"args": _existing(args, 0), "kwargs": _existing(dict(kwargs), 0)}, ours

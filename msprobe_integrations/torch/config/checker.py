@@ -83,7 +83,7 @@ class TorchRandomCalls:
 
         def each(owner: Any, prefix: str, names: tuple[str, ...], draws: Callable[..., bool] | None = None) -> None:
             for name in names:
-                replace(owner, name, functools.partial(record.wrapped, f"{prefix}.{name}", draws=draws))
+                replace(owner, name, functools.partial(record.wrap_function, f"{prefix}.{name}", draws=draws))
 
         each(torch, "torch", TORCH)
         each(torch, "torch", _SEEDING)
@@ -228,7 +228,7 @@ class TorchConfigChecker(ConfigCheck):
         """What is known by the first forward pass only: the Trainer or engine that makes it, and all random calls before."""
         made: dict[str, Any] = {}
         if len(calls.record) or calls.record.on:
-            made[entries.random(self.rank)] = calls.record.existing()
+            made[entries.random(self.rank)] = calls.record.to_existing_format()
         calls.stop()
         frame = sys._getframe(1)
         start = config_start.Start(self.rank, self._environment, self._models, frame=frame)

@@ -134,7 +134,7 @@ def collect(reach: Reach) -> dict[str, Resolved]:
         warn_once(
             "settings of torch", f"config check: settings of torch are left out: {type(error).__name__}: {one_line(str(error)[:200])}"
         )
-    return resolved.merged(parts)
+    return resolved.merge_settings(parts)
 
 
 def of_torch(reach: Reach, *, optimizers: bool = True) -> dict[str, Resolved]:
@@ -158,7 +158,7 @@ def of_torch(reach: Reach, *, optimizers: bool = True) -> dict[str, Resolved]:
         values["model.trainable_tensors"] = sum(p.requires_grad for p in tensors)
         values["model.parameter_dtypes"] = sorted({str(p.dtype) for p in tensors})
         values.update(_wrappers(models))
-    found = resolved.told(values, "torch", defaults=defaults)
+    found = resolved.resolve_settings(values, "torch", defaults=defaults)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
         found["world_size"] = Resolved(torch.distributed.get_world_size(), CODE, "", "torch")
         found["distributed_backend"] = Resolved(torch.distributed.get_backend(), CODE, "", "torch")
@@ -235,7 +235,7 @@ def _wrappers(models: Sequence[nn.Module]) -> dict[str, Any]:
                     values["ddp.comm_hook"] = ", ".join(f"{hook.__module__}.{_name_of(hook)}" for hook in hooks)
         elif kind == "FullyShardedDataParallel" and "fsdp1.sharding_strategy" not in values:
             values["fsdp1.sharding_strategy"] = plain_data(getattr(module, "sharding_strategy", None))
-            values.update(resolved.flattened({"fsdp1": {"mixed_precision": plain_data(getattr(module, "mixed_precision", None)) or {}}}))
+            values.update(resolved.flatten_tree({"fsdp1": {"mixed_precision": plain_data(getattr(module, "mixed_precision", None)) or {}}}))
         elif "fsdp.mp_policy.param_dtype" not in values and kind.startswith("FSDP") and callable(getattr(module, "_get_fsdp_state", None)):
             values.update(_of_fsdp2(module))
     return values

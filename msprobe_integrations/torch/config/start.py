@@ -96,7 +96,7 @@ class Start:
             return {}
         found = {entries.of_rank("hyperparameters", self.rank): resolved.entry(self.settings)}
         if self.rank == 0:
-            found[entries.DYNAMIC] = resolved.existing(self.settings)
+            found[entries.DYNAMIC] = resolved.to_existing_format(self.settings)
         return found
 
 

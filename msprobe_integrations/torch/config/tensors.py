@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import nn
 
-from msprobe_engine.config.secrets.masking import cleaned
+from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.core import redaction
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.core.statistics import rows as _rows
@@ -79,7 +79,7 @@ class TensorCollector:
                     self._take(tag, value, {}, not hidden)
                     self._samples[tag] = self._each(value)
                 elif value is None or isinstance(value, (bool, int, float, str)):
-                    values[tag] = redaction.argument_fact(value) or {"value": cleaned(tag.rpartition(".")[2], value)}
+                    values[tag] = redaction.argument_fact(value) or {"value": mask_setting(tag.rpartition(".")[2], value)}
                 else:
                     values[tag] = {"class": type(value).__name__}
             samples = self._samples

@@ -128,7 +128,7 @@ class Authority:
         made: list[Path] = []
         try:
             make_directories(str(output))
-            with self._locked():
+            with self._lock_books():
                 for role in roles:
                     key = _new_key()
                     certificate = self._sign_host(name, key, signer, days, role, alternatives)
@@ -159,7 +159,7 @@ class Authority:
             UsageError: there are none.
         """
         self._key()  # asks for the passphrase before anything changes
-        with self._locked():
+        with self._lock_books():
             valid = [(path, found.subject) for path, found, revoked in self._books() if not revoked]
             chosen = [path for path, subject in valid if subject == name]
             if not chosen:
@@ -179,23 +179,23 @@ class Authority:
         _check_days(days)
         signer = self._key()
         now = datetime.now(timezone.utc)
-        with self._locked():
+        with self._lock_books():
             authority = x509.load_pem_x509_certificate(read_input(self.directory / "ca.crt", LARGEST))
             builder = x509.CertificateRevocationListBuilder().issuer_name(authority.subject)
             builder = builder.last_update(now - _BACK).next_update(now + timedelta(days=days))
             builder = builder.add_extension(x509.CRLNumber(int(time.time())), critical=False)
             builder = builder.add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(signer.public_key()), critical=False)
-            for serial, date in sorted(self._revoked().items()):
+            for serial, date in sorted(self._read_revoked().items()):
                 entry = x509.RevokedCertificateBuilder().serial_number(serial).revocation_date(date).build()
                 builder = builder.add_revoked_certificate(entry)
             write_file(self.directory / "crl.pem", [_pem(builder.sign(signer, SHA256()))])
 
-    def issued(self) -> list[tuple[Certificate, bool]]:
+    def list_certificates(self) -> list[tuple[Certificate, bool]]:
         """All certificates of hosts, and whether they were revoked, in the order in which they were made."""
         return [(certificate, revoked) for _, certificate, revoked in self._books()]
 
     def _books(self) -> list[tuple[Path, Certificate, bool]]:
-        revoked = self._revoked()
+        revoked = self._read_revoked()
         found = []
         for folder in ("issued", "revoked"):
             for path in (self.directory / folder).glob("*.pem"):
@@ -204,7 +204,7 @@ class Authority:
                     found.append((path, certificate, certificate.serial in revoked))
         return sorted(found, key=lambda entry: (entry[1].begins, entry[0].name))
 
-    def _revoked(self) -> dict[int, datetime]:
+    def _read_revoked(self) -> dict[int, datetime]:
         """Serial to date. The folder makes up for a list that was lost, the list for an authority that had no folder."""
         revoked = {}
         for path in (self.directory / "revoked").glob("*.pem"):
@@ -254,7 +254,7 @@ class Authority:
         return _sign(_subject(name), key, issuer, signer, days, constraints, ["digital_signature"], more)
 
     @contextlib.contextmanager
-    def _locked(self) -> Iterator[None]:
+    def _lock_books(self) -> Iterator[None]:
         """The books are for one at a time."""
         with open_input(self.directory / "ca.crt") as file:
             fcntl.flock(file, fcntl.LOCK_EX)

@@ -72,7 +72,7 @@ def read_certificate(path: Path) -> Certificate:
         SettingsError: it cannot be read, or has none.
         MissingExtraError: the package cryptography is not installed.
     """
-    return _read(path, "CERTIFICATE", _certificate, "the certificate in it is damaged (%s); copy it again from where it was made")
+    return _read_pem(path, "CERTIFICATE", _certificate, "the certificate in it is damaged (%s); copy it again from where it was made")
 
 
 def read_revocations(path: Path) -> RevocationList:
@@ -82,10 +82,10 @@ def read_revocations(path: Path) -> RevocationList:
         SettingsError: it cannot be read, or has none.
         MissingExtraError: the package cryptography is not installed.
     """
-    return _read(path, "X509 CRL", _revocations, "the list in it is damaged (%s); make it anew")
+    return _read_pem(path, "X509 CRL", _revocations, "the list in it is damaged (%s); make it anew")
 
 
-def _read(path: Path, kind: str, parse: Callable[[bytes], _Parsed], damaged: str) -> _Parsed:
+def _read_pem(path: Path, kind: str, parse: Callable[[bytes], _Parsed], damaged: str) -> _Parsed:
     require_cryptography()
     try:
         data = read_input(path, LARGEST)

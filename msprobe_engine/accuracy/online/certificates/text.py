@@ -22,7 +22,7 @@ def describe(path: Path) -> tuple[list[str], list[str]]:
     """
     if path.is_file():
         certificate = read_certificate(path)
-        return _lines(path.name, certificate), _aged(str(path), certificate)
+        return _lines(path.name, certificate), _warn_of_expiry(str(path), certificate)
     if (path / "ca.key").is_file():
         return _authority(path)
     if not (path / "ca.crt").is_file():
@@ -38,7 +38,7 @@ def _host(path: Path) -> tuple[list[str], list[str]]:
             continue
         certificate = read_certificate(file)
         lines += _lines(file.name, certificate)
-        troubles += _aged(str(file), certificate)
+        troubles += _warn_of_expiry(str(file), certificate)
         try:
             Credentials(TlsOptions(path), role)
         except SettingsError as error:
@@ -50,17 +50,17 @@ def _host(path: Path) -> tuple[list[str], list[str]]:
             troubles.append(f"{file} is of '{certificate.issuer}', and ca.crt is another authority")
     authority = read_certificate(path / "ca.crt")
     lines += _lines("ca.crt", authority)
-    troubles += _aged(str(path / "ca.crt"), authority)
+    troubles += _warn_of_expiry(str(path / "ca.crt"), authority)
     return lines + _revocations(path), troubles
 
 
 def _authority(path: Path) -> tuple[list[str], list[str]]:
     own = read_certificate(path / "ca.crt")
-    lines, troubles = _lines("ca.crt", own), _aged(str(path / "ca.crt"), own)
-    for certificate, revoked in Authority(path).issued():
+    lines, troubles = _lines("ca.crt", own), _warn_of_expiry(str(path / "ca.crt"), own)
+    for certificate, revoked in Authority(path).list_certificates():
         lines += _lines("revoked" if revoked else "issued", certificate)
         if not revoked:
-            troubles += _aged(f"'{certificate.subject}' ({' and '.join(certificate.roles)})", certificate)
+            troubles += _warn_of_expiry(f"'{certificate.subject}' ({' and '.join(certificate.roles)})", certificate)
     return lines + _revocations(path), troubles
 
 
@@ -86,7 +86,7 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _aged(what: str, certificate: Certificate) -> list[str]:
+def _warn_of_expiry(what: str, certificate: Certificate) -> list[str]:
     left = certificate.ends - _now()
     if left.total_seconds() < 0:
         return [f"{what} has expired on {certificate.ends:%Y-%m-%d}"]

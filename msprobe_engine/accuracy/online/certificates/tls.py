@@ -44,8 +44,8 @@ class Credentials:
         self._authority, self._revoked = directory / "ca.crt", directory / "crl.pem"
         self._lock = threading.Lock()
         self._state: tuple[object, ...] = ()
-        self._context = self._make()
-        self._state = self._look()
+        self._context = self._build_context()
+        self._state = self._read_file_states()
 
     def context(self) -> ssl.SSLContext:
         """For the next connection.
@@ -54,15 +54,15 @@ class Credentials:
             SettingsError: the files have changed and cannot be used now.
         """
         with self._lock:
-            state = self._look()
+            state = self._read_file_states()
             if state != self._state:
-                self._context = self._make()
+                self._context = self._build_context()
                 self._state = state
             return self._context
 
-    def changed(self) -> bool:
+    def have_files_changed(self) -> bool:
         """Have the files changed since the last context was made?"""
-        return self._look() != self._state
+        return self._read_file_states() != self._state
 
     def warnings(self) -> list[str]:
         """What will stop working soon, as sentences."""
@@ -78,7 +78,7 @@ class Credentials:
                 found.append(f"{self._revoked} is valid until {_day(due)} only; make it anew: msprobe certs crl")
         return found
 
-    def _look(self) -> tuple[object, ...]:
+    def _read_file_states(self) -> tuple[object, ...]:
         state: list[object] = []
         for path in (self._key, self._certificate, self._authority, self._revoked):
             try:
@@ -89,7 +89,7 @@ class Credentials:
                 state.append((found.st_mtime_ns, found.st_size, found.st_ino))
         return tuple(state)
 
-    def _make(self) -> ssl.SSLContext:
+    def _build_context(self) -> ssl.SSLContext:
         self._check()
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT if self._role == CLIENT else ssl.PROTOCOL_TLS_SERVER)
         context.minimum_version = ssl.TLSVersion.TLSv1_2

@@ -15,7 +15,7 @@ from typing import Any
 from msprobe_engine.accuracy.online.directory import layout
 from msprobe_engine.accuracy.online.events import CONNECTED, FAULT, FINISHED, LOST, RECOVERED, UNREACHABLE, Counts, Event, OnEvent
 from msprobe_engine.accuracy.online.options import ClientOptions
-from msprobe_engine.accuracy.online.send_queue import Buffer, Message, Outbox, tell
+from msprobe_engine.accuracy.online.send_queue import Buffer, Message, Outbox, report_event
 from msprobe_engine.accuracy.online.tcp.frames import WITH_CRC, Kind, checksum, encode_prefix
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.output_files import write_file
@@ -55,7 +55,7 @@ class DirectoryClient:
             raise SettingsError(
                 f"nfs_path {directory}: cannot be written ({error.strerror}); name a directory that this process and the server can write"
             ) from None
-        tell(on_event, Event(CONNECTED, f"messages go to {self._folder}"))
+        report_event(on_event, Event(CONNECTED, f"messages go to {self._folder}"))
         self._thread = threading.Thread(target=self._run, name="msprobe-online", daemon=True)
         self._thread.start()
 
@@ -73,7 +73,7 @@ class DirectoryClient:
         """As `Client.close`; the server need not have read anything."""
         if os.getpid() != self._process or self._stop.is_set():
             return self.counts()
-        self._outbox.end()
+        self._outbox.end_offers()
         self._outbox.drain(timeout)
         self._stop.set()
         self._wake.set()
@@ -84,12 +84,12 @@ class DirectoryClient:
             layout.write_note(self._folder / layout.END, {"counts": counts.__dict__, "sequence": self._outbox.last})
         except OSError as error:
             said = f"{self._folder}: the last word cannot be written ({error.strerror}); the server will wait for more for a while"
-            tell(self._on_event, Event(FAULT, said, bad=True))
+            report_event(self._on_event, Event(FAULT, said, bad=True))
         if counts.lost:
             said = f"{counts.lost} messages are lost: {self._folder} {self._why_lost()}"
-            tell(self._on_event, Event(LOST, said, bad=True))
+            report_event(self._on_event, Event(LOST, said, bad=True))
         else:
-            tell(self._on_event, Event(FINISHED, f"{counts.acknowledged} messages are in {self._folder}, or were read already"))
+            report_event(self._on_event, Event(FINISHED, f"{counts.acknowledged} messages are in {self._folder}, or were read already"))
         return counts
 
     def _why_lost(self) -> str:
@@ -149,7 +149,9 @@ class DirectoryClient:
             self._lying_bytes -= self._lying.popleft()[1]
         if not self._lying or self._lying_bytes + size <= self._options.directory_bytes:
             return True
-        self._said(f"{self._lying_bytes} bytes lie there unread (allowed: {self._options.directory_bytes}); is the server running?")
+        self._report_trouble(
+            f"{self._lying_bytes} bytes lie there unread (allowed: {self._options.directory_bytes}); is the server running?"
+        )
         return False
 
     def _write(self, message: Message) -> None:
@@ -165,7 +167,7 @@ class DirectoryClient:
         self._lying_bytes += message.size
         if self._trouble:
             self._trouble = False
-            tell(self._on_event, Event(RECOVERED, f"{self._folder}: messages can be written again"))
+            report_event(self._on_event, Event(RECOVERED, f"{self._folder}: messages can be written again"))
 
     def _cannot_write(self, why: str, tries: int) -> None:
         """If that lasts nobody waits for it: neither a send for room in the queue, nor the end of the run as long as for a slow server."""
@@ -174,10 +176,10 @@ class DirectoryClient:
         self._problem = f"cannot be written ({why})"
         if tries >= _LASTS:
             self._outbox.impatient()
-        self._said(self._problem)
+        self._report_trouble(self._problem)
 
-    def _said(self, problem: str) -> None:
+    def _report_trouble(self, problem: str) -> None:
         if not self._trouble:
             self._trouble = True
             said = f"{self._folder}: {problem}; it is tried again, the training goes on"
-            tell(self._on_event, Event(UNREACHABLE, said, bad=True))
+            report_event(self._on_event, Event(UNREACHABLE, said, bad=True))

@@ -17,7 +17,7 @@ from msprobe_engine.accuracy.online.budget import Budget
 from msprobe_engine.accuracy.online.directory import layout
 from msprobe_engine.accuracy.online.events import CONNECTED, EXPIRING, FAULT, FINISHED, GONE, RECONNECTED, REFUSED, Event, OnEvent, Peer
 from msprobe_engine.accuracy.online.options import ServerOptions
-from msprobe_engine.accuracy.online.send_queue import tell
+from msprobe_engine.accuracy.online.send_queue import report_event
 from msprobe_engine.accuracy.online.tcp.channel import Waker
 from msprobe_engine.accuracy.online.tcp.connection import counts_of, whole
 from msprobe_engine.accuracy.online.tcp.frames import PREFIX_BYTES, parse_message
@@ -112,7 +112,7 @@ class DirectoryServer:
                 raise SettingsError(f"nfs_path {self._directory}: another server reads it; give every server its own directory") from None
         if mode & stat.S_IWOTH:
             said = f"{self._directory}: every user of this machine can write here, and so send messages; chmod o-w {self._directory}"
-            tell(self._on_event, Event(EXPIRING, said, bad=True))
+            report_event(self._on_event, Event(EXPIRING, said, bad=True))
         return descriptor
 
     # everything below runs on the server's own thread
@@ -125,13 +125,13 @@ class DirectoryServer:
                 self._find()
                 for client in list(self._clients.values()):
                     if client.session.final is None:
-                        busy |= self._look(client)
+                        busy |= self._serve_folder(client)
                 self._unreadable = False
             except Exception as error:  # the directory may come back
                 if not self._unreadable:
                     self._unreadable = True
                     said = f"{self._directory}: cannot be read now ({type(error).__name__}: {error}); it is tried again"
-                    tell(self._on_event, Event(FAULT, said, bad=True))
+                    report_event(self._on_event, Event(FAULT, said, bad=True))
             if not busy:
                 self._stop.wait(_PAUSE_SECONDS)  # to look for every single file would cost more than to read it
                 self._waker.wait(_POLL_SECONDS)
@@ -154,7 +154,7 @@ class DirectoryServer:
             if problem:
                 if session not in self._waiting:
                     self._waiting.add(session)
-                    tell(self._on_event, Event(REFUSED, f"{folder}: {problem}", bad=True))
+                    report_event(self._on_event, Event(REFUSED, f"{folder}: {problem}", bad=True))
                 continue
             peer = Peer(session, rank, 0, str(folder))
             safe = self._last(peer) if self._last is not None else 0
@@ -162,9 +162,9 @@ class DirectoryServer:
             new.connection = self
             with self._lock:
                 self._clients[session] = _Client(folder, new)
-            tell(self._on_event, Event(CONNECTED, f"rank {rank} ({folder}) is there", peer=peer))
+            report_event(self._on_event, Event(CONNECTED, f"rank {rank} ({folder}) is there", peer=peer))
 
-    def _look(self, client: _Client) -> bool:
+    def _serve_folder(self, client: _Client) -> bool:
         """Go on with one folder; True when there may be more to do at once."""
         session = client.session
         self._remove_taken(client)
@@ -180,10 +180,10 @@ class DirectoryServer:
             self._hear(client)
         read = 0
         for sequence in [s for s in client.files if s > session.have]:
-            if sequence > session.have + 1 and not self._waited(client, sequence):
+            if sequence > session.have + 1 and not self._skip_if_overdue(client, sequence):
                 break
             client.missing_since = 0.0
-            if not session.room or not self._read(client, sequence):
+            if not session.room or not self._read_message(client, sequence):
                 break
             read += 1
         session.kick()
@@ -191,7 +191,7 @@ class DirectoryServer:
             self._finish(client)
         return read >= _BUSY
 
-    def _waited(self, client: _Client, sequence: int) -> bool:
+    def _skip_if_overdue(self, client: _Client, sequence: int) -> bool:
         """A message is missing and later ones are there: has it been waited for long enough?"""
         now = time.monotonic()
         client.missing_since = client.missing_since or now
@@ -201,7 +201,7 @@ class DirectoryServer:
         return True
 
     def _remove_taken(self, client: _Client) -> None:
-        safe, refused = client.session.taken()
+        safe, refused = client.session.pop_acknowledgement()
         for sequence, _ in refused:
             self._set_aside(client, sequence)
         for sequence in [s for s in client.files if s <= safe]:
@@ -224,10 +224,10 @@ class DirectoryServer:
             session.seen = now
             lost = whole(alive.get("lost"))
             if lost is not None:
-                session.lost(lost)
+                session.record_lost(lost)
             if session.gone_told:
                 session.gone_told = False
-                tell(self._on_event, Event(RECONNECTED, f"rank {session.peer.rank} ({client.folder}) is back", peer=session.peer))
+                report_event(self._on_event, Event(RECONNECTED, f"rank {session.peer.rank} ({client.folder}) is back", peer=session.peer))
             session.connection = self
         end = layout.read_note(client.folder / layout.END)
         if end is not None:
@@ -237,9 +237,9 @@ class DirectoryServer:
             session.gone_told = True
             session.connection = None
             said = f"rank {session.peer.rank} ({client.folder}) has shown no sign of life for {self._options.silence:g} s and has not ended"
-            tell(self._on_event, Event(GONE, said, bad=True, peer=session.peer))
+            report_event(self._on_event, Event(GONE, said, bad=True, peer=session.peer))
 
-    def _read(self, client: _Client, sequence: int) -> bool:
+    def _read_message(self, client: _Client, sequence: int) -> bool:
         """One message into memory; False when there is none for it now."""
         session = client.session
         try:
@@ -256,7 +256,7 @@ class DirectoryServer:
             if not PREFIX_BYTES <= size <= self._options.message_bytes:
                 self._reject(client, sequence, f"it has {size} bytes, {PREFIX_BYTES} to {self._options.message_bytes} are allowed")
                 return True
-            if not self._budget.take(size, self._waker):
+            if not self._budget.acquire(size, self._waker):
                 return False
             view, memory = self._budget.memory.get(size)
             try:
@@ -284,7 +284,7 @@ class DirectoryServer:
     def _finish(self, client: _Client) -> None:
         """The end was said, and all that is there was taken."""
         session = client.session
-        if session.have < client.last and not self._waited(client, client.last + 1):
+        if session.have < client.last and not self._skip_if_overdue(client, client.last + 1):
             return
         assert client.alive is not None
         session.final = final = counts_of(client.alive.get("counts"))
@@ -300,7 +300,7 @@ class DirectoryServer:
             f"rank {session.peer.rank} ({client.folder}) has ended: {state.received} messages, {state.refused} refused, "
             f"{state.missing} missing, {given_up} given up by it"
         )
-        tell(self._on_event, Event(FINISHED, said, bad=bool(state.refused or state.missing or given_up), peer=session.peer))
+        report_event(self._on_event, Event(FINISHED, said, bad=bool(state.refused or state.missing or given_up), peer=session.peer))
 
 
 def _whole_file(file: Any, view: memoryview) -> Any:

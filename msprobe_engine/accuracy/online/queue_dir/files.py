@@ -78,7 +78,7 @@ def dump_text(data_directory: str, records: Mapping[str, Any]) -> bytes:
     return f'{head},\n "data": {{\n  {lines}\n }}\n}}'.encode()
 
 
-def listed(text: memoryview | None) -> list[Any]:
+def parse_not_saved(text: memoryview | None) -> list[Any]:
     """The list in a ``not_saved.json``; empty when there is none.
 
     Raises:

@@ -109,7 +109,7 @@ class Spool:
         ready: list[SpoolCall] = []
         with self._lock:
             for path in sorted((self.root / SESSIONS).glob("*.json")):
-                self._known(path)
+                self._load_training(path)
             for step_path in sorted(self.root.glob("step*")):
                 for rank_path in sorted(step_path.glob("rank*")):
                     step, rank = layout.step_of(step_path.name), layout.rank_of(rank_path.name)
@@ -119,19 +119,19 @@ class Spool:
                     if training is None:
                         continue  # all of it is checked, and it was kept
                     try:
-                        found = SpoolStep.recovered(rank_path, training.session, step, rank)
+                        found = SpoolStep.recover(rank_path, training.session, step, rank)
                     except DumpFormatError as error:
                         _log.error("%s: what an earlier run has left cannot be used: %s", rank_path, error)
                         continue
                     for name in done(found):
-                        found.checked(name)
+                        found.mark_checked(name)
                     self._steps[step, rank] = found
                     self.bytes += found.bytes
                     ready += found.ready()
-                    self._settle(found)
+                    self._finish_step(found)
         return ready
 
-    def _known(self, path: Path) -> None:
+    def _load_training(self, path: Path) -> None:
         try:
             said = read_document(path)
             training = Training(path.stem, int(said["rank"]), int(said["world"]), over=said["over"] is True)
@@ -157,22 +157,22 @@ class Spool:
             DumpFormatError: it cannot be used.
             OSError: it cannot be written now.
         """
-        message = messages.read(header, payload)
+        message = messages.parse_message(header, payload)
         if message.rank != peer.rank:
             raise DumpFormatError(f"a message of rank {message.rank} comes from rank {peer.rank}")
-        training = self._training(peer, message.world if isinstance(message, messages.Run) else 0)
+        training = self._get_or_add_training(peer, message.world if isinstance(message, messages.Run) else 0)
         ready: list[SpoolCall] = []
         if not isinstance(message, messages.Run):
             step, ready = self._step(training, message.step, message.open if isinstance(message, messages.Calls) else message.step)
             before = step.bytes
-            ready += step.add(message) if isinstance(message, messages.Calls) else step.end(message)
+            ready += step.add(message) if isinstance(message, messages.Calls) else step.end_step(message)
             with self._lock:
                 self.bytes += step.bytes - before
-            self._settle(step)
-        self._note(training, peer.sequence)
+            self._finish_step(step)
+        self._save_sequence(training, peer.sequence)
         return ready
 
-    def end(self, session: str) -> list[SpoolCall]:
+    def end_session(self, session: str) -> list[SpoolCall]:
         """A training has ended, or is given up: what of it waits for more can be checked now."""
         with self._lock:
             training = self.trainings.get(session)
@@ -182,11 +182,11 @@ class Spool:
             steps = [step for step in self._steps.values() if step.session == session]
         ready = [call for step in steps for call in step.abandon()]
         for step in steps:
-            self._settle(step)
+            self._finish_step(step)
         self._save(training)
         return ready
 
-    def _training(self, peer: Peer, world: int) -> Training:
+    def _get_or_add_training(self, peer: Peer, world: int) -> Training:
         with self._lock:
             training = self.trainings.get(peer.session)
             if training is None:
@@ -206,10 +206,10 @@ class Spool:
             earlier = [s for n, s in mine if n < oldest and not s.over]
         ready = [call for step in earlier for call in step.abandon()]
         for step in earlier:
-            self._settle(step)
-        return self._made(training, number), ready
+            self._finish_step(step)
+        return self._get_or_add_step(training, number), ready
 
-    def _made(self, training: Training, number: int) -> SpoolStep:
+    def _get_or_add_step(self, training: Training, number: int) -> SpoolStep:
         with self._lock:
             found = self._steps.get((number, training.rank))
             if found is not None and found.session == training.session:
@@ -219,7 +219,7 @@ class Spool:
                 self.bytes -= found.bytes
                 found.replace()
             made = SpoolStep(self.root / f"step{number}" / layout.rank_directory(training.rank), training.session, number, training.rank)
-            made.make()
+            made.create_directory()
             self._steps[number, training.rank] = made
             return made
 
@@ -227,7 +227,7 @@ class Spool:
         said = {"rank": training.rank, "world": training.world, "over": training.over}
         write_file(self.root / SESSIONS / f"{training.session}.json", [json.dumps(said).encode()])
 
-    def _note(self, training: Training, sequence: int) -> None:
+    def _save_sequence(self, training: Training, sequence: int) -> None:
         """Written in place: the file is of one length for ever, and a kill leaves the old number or the new one."""
         with self._lock:
             training.last = max(training.last, sequence)
@@ -262,12 +262,12 @@ class Spool:
             finally:
                 os.close(handle)
 
-    def checked(self, call: SpoolCall) -> None:
+    def mark_checked(self, call: SpoolCall) -> None:
         """The results of this call are written."""
-        call.step.checked(call.name)
-        self._settle(call.step)
+        call.step.mark_checked(call.name)
+        self._finish_step(call.step)
 
-    def _settle(self, step: SpoolStep) -> None:
+    def _finish_step(self, step: SpoolStep) -> None:
         """A step of which everything is checked goes, or stays as a dump."""
         with self._lock:
             if not step.done or self._steps.get((step.number, step.rank)) is not step:

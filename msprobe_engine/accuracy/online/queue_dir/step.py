@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 
 from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.queue_dir import files
-from msprobe_engine.accuracy.online.queue_dir.files import bases, data_names_in, document, dump_text, listed, number_of
+from msprobe_engine.accuracy.online.queue_dir.files import bases, data_names_in, document, dump_text, number_of, parse_not_saved
 from msprobe_engine.accuracy.precheck.calls import bare_name
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import DumpFormatError
@@ -118,7 +118,7 @@ class SpoolStep:
 
     # ---- its directory ----
 
-    def make(self) -> None:
+    def create_directory(self) -> None:
         """Make the directory; what is in it goes.
 
         Raises:
@@ -133,7 +133,7 @@ class SpoolStep:
         write_file(f"{path}/{self.SESSION}", [self.session.encode()])
 
     @classmethod
-    def recovered(cls, directory: Path, session: str, number: int, rank: int) -> SpoolStep:
+    def recover(cls, directory: Path, session: str, number: int, rank: int) -> SpoolStep:
         """A step that an earlier process has left.
 
         Raises:
@@ -143,7 +143,7 @@ class SpoolStep:
         for path in sorted(directory.glob(".calls-*.json")):
             shard = directory / layout.TENSORS / shard_name(number_of(path))
             try:
-                made._take(number_of(path), files.read_document(path), shard if shard.is_file() else None)
+                made._register_message(number_of(path), files.read_document(path), shard if shard.is_file() else None)
             except (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
                 raise DumpFormatError(f"{path}: is damaged ({type(error).__name__}: {str(error)[:120]})") from None
             made.bytes += path.stat().st_size + (shard.stat().st_size if shard.is_file() else 0)
@@ -197,7 +197,7 @@ class SpoolStep:
         document = {"calls": message.records, "names": message.names}
         with self._lock:
             try:
-                new = self._take(message.number, document, shard)
+                new = self._register_message(message.number, document, shard)
             except DumpFormatError:
                 assert shard is not None
                 shard.unlink()
@@ -207,7 +207,7 @@ class SpoolStep:
                 self.bytes += len(message.text) + len(message.shard)
             return [call for name in bases(message.records) if (call := self._complete(name)) is not None]
 
-    def _take(self, number: int, document: Mapping[str, Any], shard: Path | None) -> bool:
+    def _register_message(self, number: int, document: Mapping[str, Any], shard: Path | None) -> bool:
         """Note what a message holds; False when it is known already."""
         if shard is not None:
             found = {key: (shard.name, source.dtype or "") for key, source in TensorFiles.of_shard(shard).sources().items()}
@@ -250,7 +250,7 @@ class SpoolStep:
         state.given = True
         return SpoolCall(name, self, state.forward, state.backward, first=state.first)
 
-    def end(self, message: messages.Step) -> list[SpoolCall]:
+    def end_step(self, message: messages.Step) -> list[SpoolCall]:
         """The step is over: its dump.json and what belongs to it.
 
         Raises:
@@ -259,7 +259,9 @@ class SpoolStep:
         """
         found = messages.data_names(message.files[messages.NAMES]) if messages.NAMES in message.files else dict(self._names)
         missing = self._write_index(found)
-        not_saved = listed(message.files.get(layout.NOT_SAVED)) + [{"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing]
+        not_saved = parse_not_saved(message.files.get(layout.NOT_SAVED)) + [
+            {"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing
+        ]
         if not_saved:
             write_file(self.directory / layout.NOT_SAVED, [json.dumps({"not_saved": not_saved}, indent=1).encode()])
         for name in (layout.STACK, layout.CONSTRUCT):
@@ -342,7 +344,7 @@ class SpoolStep:
         with self._lock:
             return self.over and not self._left and not self.gone
 
-    def checked(self, name: str) -> None:
+    def mark_checked(self, name: str) -> None:
         """The results of this call are written."""
         with self._lock:
             state = self._calls.get(name)

@@ -131,7 +131,7 @@ class Channel:
             if stop():
                 raise TransportError("stopped in the middle of the TLS handshake")
 
-    def put(self, buffers: Iterable[bytes | memoryview]) -> None:
+    def queue_bytes(self, buffers: Iterable[bytes | memoryview]) -> None:
         """Queue bytes to be sent. They must not change until `pending` is 0."""
         if not self.encrypted:
             self._out.extend(memoryview(buffer) for buffer in buffers if len(buffer))

@@ -29,7 +29,7 @@ from msprobe_engine.accuracy.online.events import (
     OnEvent,
 )
 from msprobe_engine.accuracy.online.options import Address, ClientOptions
-from msprobe_engine.accuracy.online.send_queue import Buffer, Outbox, tell
+from msprobe_engine.accuracy.online.send_queue import Buffer, Outbox, report_event
 from msprobe_engine.accuracy.online.tcp.channel import CLOSED, Channel, Waker
 from msprobe_engine.accuracy.online.tcp.frames import (
     WITH_CRC,
@@ -77,7 +77,7 @@ class Client:
         self._on_event = on_event
         self._credentials = Credentials(options.tls, CLIENT) if options.tls is not None else None
         for warning in self._credentials.warnings() if self._credentials is not None else ():
-            tell(on_event, Event(EXPIRING, warning, bad=True))
+            report_event(on_event, Event(EXPIRING, warning, bad=True))
         self.session = secrets.token_hex(16)
         """Random name of this client; a restart has another."""
         self._waker = Waker()
@@ -118,7 +118,7 @@ class Client:
         if os.getpid() != self._process or self._stop.is_set():
             return self.counts()
         deadline = time.monotonic() + timeout
-        self._outbox.end()
+        self._outbox.end_offers()
         complete = self._outbox.drain(timeout)
         self._ending = True
         self._waker.wake()
@@ -131,9 +131,9 @@ class Client:
         counts = self.counts()
         if counts.lost:
             said = f"{counts.lost} messages were not acknowledged by {self._address} within {timeout:g} s and are lost"
-            tell(self._on_event, Event(LOST, said, bad=True))
+            report_event(self._on_event, Event(LOST, said, bad=True))
         elif self._ended.is_set():
-            tell(self._on_event, Event(FINISHED, f"{counts.acknowledged} messages are safe at {self._address}"))
+            report_event(self._on_event, Event(FINISHED, f"{counts.acknowledged} messages are safe at {self._address}"))
         if not self._thread.is_alive():
             self._waker.close()
         return counts
@@ -167,7 +167,7 @@ class Client:
         if self._stop.is_set() or self._ended.is_set() or now - self._said.get(kind, -_AGAIN_SECONDS) < _AGAIN_SECONDS:
             return
         self._said[kind] = now
-        tell(self._on_event, Event(kind, f"{message}; it is tried again, the training goes on", bad=True))
+        report_event(self._on_event, Event(kind, f"{message}; it is tried again, the training goes on", bad=True))
 
     def _connection(self) -> None:
         """One connection from beginning to end."""
@@ -205,7 +205,7 @@ class Client:
             "host": socket.gethostname(),
             "process": self._process,
         }
-        channel.put([encode_control(Kind.HELLO, hello)])
+        channel.queue_bytes([encode_control(Kind.HELLO, hello)])
         while True:
             try:
                 self._flush(channel, reader)
@@ -219,7 +219,7 @@ class Client:
                     raise _RefusedByServerError(f"the server refuses: {str(header.get('reason'))[:500]}")
                 if frame.kind != Kind.WELCOME:
                     raise TransportError(f"the server answers a greeting with {frame.kind.name}")
-                return self._welcomed(header)
+                return self._handle_welcome(header)
             self._waker.clear()
             if self._stop.is_set():
                 raise TransportError("the training ends")
@@ -227,7 +227,7 @@ class Client:
                 raise TransportError(f"no answer to the greeting within {self._options.connect_seconds:g} s; is this a server of msprobe?")
             channel.wait(deadline - time.monotonic(), self._waker)
 
-    def _welcomed(self, header: Mapping[str, Any]) -> None:
+    def _handle_welcome(self, header: Mapping[str, Any]) -> None:
         safe, have, limit = header.get("safe"), header.get("have"), header.get("message_bytes")
         if not (isinstance(safe, int) and isinstance(have, int) and isinstance(limit, int) and 0 <= safe <= have):
             raise TransportError("the greeting of the server lacks numbers; install the same msprobe on both hosts")
@@ -238,11 +238,11 @@ class Client:
         self._connections += 1
         self._said.clear()
         if self._connections == 1:
-            tell(self._on_event, Event(CONNECTED, f"connected to {self._address}{self._how()}"))
+            report_event(self._on_event, Event(CONNECTED, f"connected to {self._address}{self._how()}"))
         else:
             seconds = time.monotonic() - self._lost_since
             said = f"connected to {self._address} again after {seconds:.1f} s; what was not acknowledged is sent again"
-            tell(self._on_event, Event(RECONNECTED, said))
+            report_event(self._on_event, Event(RECONNECTED, said))
         self._lost_since = 0.0
 
     def _how(self) -> str:
@@ -259,7 +259,7 @@ class Client:
                 if self._flush(channel, reader):
                     said = time.monotonic()
             elif self._ending and not end_sent and self._outbox.empty:
-                channel.put([encode_control(Kind.END, {"counts": self.counts().__dict__})])
+                channel.queue_bytes([encode_control(Kind.END, {"counts": self.counts().__dict__})])
                 end_sent = True
                 continue
             for frame in self._receive(channel, reader):
@@ -273,7 +273,7 @@ class Client:
             if now - heard > self._options.silence:
                 raise TransportError(f"the server has said nothing for {self._options.silence:g} s")
             if now - said >= self._options.heartbeat and not channel.pending:
-                channel.put([encode_control(Kind.ALIVE, {"lost": self._outbox.dropped})])
+                channel.queue_bytes([encode_control(Kind.ALIVE, {"lost": self._outbox.dropped})])
                 said = now
                 continue
             if sending and not channel.pending:
@@ -294,7 +294,7 @@ class Client:
             if crc:
                 parts.append(checksum(message.header, message.buffers))
             taken += message.size
-        channel.put(parts)
+        channel.queue_bytes(parts)
         return bool(parts)
 
     def _flush(self, channel: Channel, reader: FrameReader) -> int:
@@ -312,7 +312,7 @@ class Client:
                 if not frames:
                     raise ConnectionResetError("the server hung up")
                 break
-            frames += [found for found in reader.received(count) if not isinstance(found, Need)]
+            frames += [found for found in reader.parse_received(count) if not isinstance(found, Need)]
         return frames
 
     def _answer(self, frame: Frame) -> None:

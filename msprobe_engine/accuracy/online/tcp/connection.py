@@ -63,7 +63,7 @@ class Connection:
         """There is something to acknowledge, or it was cut."""
         self._waker.wake()
 
-    def cut(self, reason: str) -> None:
+    def hang_up(self, reason: str) -> None:
         """Hang up as soon as possible; `reason` is told to the client."""
         self._cut = reason
         self._waker.wake()
@@ -76,7 +76,7 @@ class Connection:
         problem: BaseException | None = None
         try:
             reader = FrameReader((Kind.HELLO,), self._options.message_bytes)
-            self._session = session = self._greeting(reader)
+            self._session = session = self._receive_greeting(reader)
             if session is not None:
                 reader.kinds = frozenset((Kind.MESSAGE, Kind.ALIVE, Kind.END))
                 self._serve(session, reader)
@@ -93,10 +93,10 @@ class Connection:
     def _farewell(self, problem: BaseException | None) -> None:
         """Say why, and give the other end the time to read it: what is closed with unread data throws away what was said."""
         if isinstance(problem, TransportError):
-            self._channel.put([encode_control(Kind.REFUSED, {"reason": str(problem)[:500]})])
+            self._channel.queue_bytes([encode_control(Kind.REFUSED, {"reason": str(problem)[:500]})])
         self._channel.drain(0.0 if isinstance(problem, ConnectionError) else _FAREWELL_SECONDS)
 
-    def _greeting(self, reader: FrameReader) -> Session | None:
+    def _receive_greeting(self, reader: FrameReader) -> Session | None:
         deadline = time.monotonic() + self._options.greeting_seconds
         if self._credentials is not None:
             self._channel.start_tls(self._credentials.context(), deadline, server_side=True, waker=self._waker, stop=lambda: self._cut)
@@ -107,7 +107,7 @@ class Connection:
             count = self._channel.receive(reader.target())
             if count == CLOSED:
                 raise TransportError("the other end hung up before it said who it is")
-            for found in reader.received(count):
+            for found in reader.parse_received(count):
                 assert isinstance(found, Frame)
                 return self._welcome(found)
             left = deadline - time.monotonic()
@@ -129,9 +129,9 @@ class Connection:
             raise TransportError(f"rank {rank} is not in rank_list ({sorted(self._options.ranks)}) of the server")
         peer = Peer(name, rank, 0, self.address, self._channel.certificate_name, lost)
         session = self._enter(self, peer)
-        safe, have = session.begin(first, lost)
+        safe, have = session.accept_greeting(first, lost)
         limit = self._options.message_bytes
-        self._channel.put([encode_control(Kind.WELCOME, {"safe": safe, "have": have, "message_bytes": limit})])
+        self._channel.queue_bytes([encode_control(Kind.WELCOME, {"safe": safe, "have": have, "message_bytes": limit})])
         return session
 
     def _serve(self, session: Session, reader: FrameReader) -> None:
@@ -144,7 +144,7 @@ class Connection:
             if self._channel.pending and self._channel.flush():
                 said = time.monotonic()
             reading = self._may_read(session, reader)
-            complete = self._read(session, reader) if reading else 0
+            complete = self._read_frames(session, reader) if reading else 0
             session.kick()
             if complete < 0:
                 return
@@ -152,11 +152,11 @@ class Connection:
             heard, reader.bytes = reader.bytes > 0, 0
             if heard:
                 session.seen = now
-            problem = pace.look(now, reading=reading, heard=heard, complete=complete > 0, inside=reader.inside)
+            problem = pace.find_problem(now, reading=reading, heard=heard, complete=complete > 0, inside=reader.inside)
             if problem:
                 raise TransportError(problem)
             if now - said >= options.heartbeat and not self._channel.pending:
-                self._channel.put([encode_control(Kind.ALIVE)])
+                self._channel.queue_bytes([encode_control(Kind.ALIVE)])
                 said = now
                 continue
             if complete or self._acknowledge(session, session.idle):
@@ -168,9 +168,9 @@ class Connection:
         """Say what is safe, when there is something new; True when it was said."""
         if not due or session.safe == self._acknowledged:
             return False
-        self._acknowledged, refused = session.taken()
+        self._acknowledged, refused = session.pop_acknowledgement()
         self._answered = time.monotonic()
-        self._channel.put([encode_control(Kind.ACK, {"refused": refused} if refused else None, self._acknowledged)])
+        self._channel.queue_bytes([encode_control(Kind.ACK, {"refused": refused} if refused else None, self._acknowledged)])
         return True
 
     def _may_read(self, session: Session, reader: FrameReader) -> bool:
@@ -178,7 +178,7 @@ class Connection:
         if not session.room:
             return False
         if self._need is not None:
-            if not self._budget.take(self._need.size, self._waker):
+            if not self._budget.acquire(self._need.size, self._waker):
                 return False
             self._taken = self._need.size
             view, memory = self._budget.memory.get(self._need.payload)
@@ -186,18 +186,18 @@ class Connection:
             self._need = None
         return True
 
-    def _read(self, session: Session, reader: FrameReader) -> int:
+    def _read_frames(self, session: Session, reader: FrameReader) -> int:
         """Take in what is there; returns how many frames, -1 at the end of the conversation."""
         complete = 0
         size = 0
         count = 0  # what is in the reader already comes first
         while True:
-            for found in reader.received(count):
+            for found in reader.parse_received(count):
                 if isinstance(found, Need):
                     self._need = found
                 else:
                     complete += 1
-                    if not self._take(session, found):
+                    if not self._handle_frame(session, found):
                         return -1
             size += count
             count = 0
@@ -215,7 +215,7 @@ class Connection:
             if not count:
                 return complete
 
-    def _take(self, session: Session, frame: Frame) -> bool:
+    def _handle_frame(self, session: Session, frame: Frame) -> bool:
         if frame.kind == Kind.MESSAGE:
             size, self._taken = self._taken, 0
             if not session.accept(frame):
@@ -224,11 +224,11 @@ class Connection:
         header = parse_header(frame.header)
         if frame.kind == Kind.END:
             session.final = counts_of(header.get("counts"))
-            self._channel.put([encode_control(Kind.ENDED)])
+            self._channel.queue_bytes([encode_control(Kind.ENDED)])
             return False
         lost = whole(header.get("lost"))
         if lost is not None:
-            session.lost(lost)
+            session.record_lost(lost)
         return True
 
 
@@ -263,7 +263,7 @@ class Pace:
         self._began: float | None = None
         self._paused: float | None = None
 
-    def look(self, now: float, *, reading: bool, heard: bool, complete: bool, inside: int) -> str:
+    def find_problem(self, now: float, *, reading: bool, heard: bool, complete: bool, inside: int) -> str:
         """What is wrong, "" when nothing is.
 
         Args:

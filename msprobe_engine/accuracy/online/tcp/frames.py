@@ -112,7 +112,7 @@ def checksum(header: bytes, buffers: Iterable[bytes | bytearray | memoryview]) -
 
 
 class FrameReader:
-    """Bytes to frames. Fill `target`, say with `received` how much, and go through what comes out.
+    """Bytes to frames. Fill `target`, say with `parse_received` how much, and go through what comes out.
 
     Args:
         kinds: what the other end may send; it can be changed (`expect`) between frames.
@@ -157,8 +157,8 @@ class FrameReader:
             self._begin, self._end = 0, left
         return self._stage[self._end : self._end + _NEXT] if self._large else self._stage[self._end :]
 
-    def received(self, count: int) -> Iterator[Frame | Need]:
-        """Take `count` bytes that were put into `target`. After a `Need`, `give` memory and go on with ``received(0)``.
+    def parse_received(self, count: int) -> Iterator[Frame | Need]:
+        """Take `count` bytes that were put into `target`. After a `Need`, `give` memory and go on with ``parse_received(0)``.
 
         Raises:
             TransportError: this is no frame, or none that is allowed here; the connection is of no use any more.
@@ -194,7 +194,7 @@ class FrameReader:
                 if self._end - self._begin >= len(_MAGIC):  # what is something else may be shorter than a prefix
                     _check_magic(bytes(self._stage[self._begin : self._begin + len(_MAGIC)]))
                 return None
-            self._prefix = _parse_prefix(self._take(PREFIX_BYTES), self.kinds, self.message_bytes)
+            self._prefix = _parse_prefix(self._consume(PREFIX_BYTES), self.kinds, self.message_bytes)
         kind, flags, header_bytes, payload_bytes, sequence = self._prefix
         if kind == Kind.MESSAGE and self._payload is None:
             return Need(payload_bytes, header_bytes + payload_bytes)
@@ -211,7 +211,7 @@ class FrameReader:
         self._prefix = self._header = self._payload = self._memory = None
         return frame
 
-    def _take(self, count: int) -> memoryview:
+    def _consume(self, count: int) -> memoryview:
         view = self._stage[self._begin : self._begin + count]
         self._begin += count
         return view
@@ -223,18 +223,18 @@ class FrameReader:
             self._header, self._long = bytes(self._long), None
             return True
         if self._end - self._begin >= size:
-            self._header = bytes(self._take(size))
+            self._header = bytes(self._consume(size))
             return True
         if size > _STAGE // 2:  # grows with what arrives would cost copies; the limit is what keeps this small
             self._long, self._long_end = bytearray(size), self._end - self._begin
-            self._long[: self._long_end] = self._take(self._long_end)
+            self._long[: self._long_end] = self._consume(self._long_end)
         return False
 
     def _read_payload(self, payload: memoryview) -> bool:
         missing = len(payload) - self._payload_end
         count = min(missing, self._end - self._begin)
         if count:
-            payload[self._payload_end : self._payload_end + count] = self._take(count)
+            payload[self._payload_end : self._payload_end + count] = self._consume(count)
             self._payload_end += count
         return count == missing
 
@@ -242,7 +242,7 @@ class FrameReader:
         if self._end - self._begin < _CRC.size:
             return False
         assert self._header is not None
-        if bytes(self._take(_CRC.size)) != checksum(self._header, () if payload is None else (payload,)):
+        if bytes(self._consume(_CRC.size)) != checksum(self._header, () if payload is None else (payload,)):
             raise TransportError("a frame was changed on its way (the CRC-32 of its contents is wrong)")
         return True
 

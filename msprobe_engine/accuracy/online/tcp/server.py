@@ -29,7 +29,7 @@ from msprobe_engine.accuracy.online.events import (
     Peer,
 )
 from msprobe_engine.accuracy.online.options import Address, ServerOptions
-from msprobe_engine.accuracy.online.send_queue import tell
+from msprobe_engine.accuracy.online.send_queue import report_event
 from msprobe_engine.accuracy.online.tcp.channel import Waker
 from msprobe_engine.accuracy.online.tcp.connection import Connection
 from msprobe_engine.accuracy.online.tcp.session import Handler, Last, Session, SessionState
@@ -75,8 +75,8 @@ class Server:
         self._stop = threading.Event()
         self._waker = Waker()
         for warning in self.credentials.warnings() if self.credentials is not None else ():
-            tell(on_event, Event(EXPIRING, warning, bad=True))
-        self._listener = _listen(address)
+            report_event(on_event, Event(EXPIRING, warning, bad=True))
+        self._listener = _open_listener(address)
         self.port: int = self._listener.getsockname()[1]
         """The port in use."""
         self._thread = threading.Thread(target=self._accept, name="msprobe-online-server", daemon=True)
@@ -102,7 +102,7 @@ class Server:
         for session in sessions:
             session.stop(max(0.0, deadline - time.monotonic()))
         for connection in connections:
-            connection.cut("the server ends")
+            connection.hang_up("the server ends")
         for connection in connections:
             connection.join(max(0.1, deadline + 1.0 - time.monotonic()))
         self._waker.close()
@@ -141,23 +141,23 @@ class Server:
             session.seen = session.since = time.monotonic()
             self._newcomers.pop(connection, None)
         if earlier is not None and earlier is not connection:
-            earlier.cut("the same client has connected anew")
+            earlier.hang_up("the same client has connected anew")
             earlier.join(1.0)  # so that two threads do not put messages into one session
         name = f", certificate of '{peer.name}'" if peer.name else ""
         kind, word = (RECONNECTED, "is connected again") if again else (CONNECTED, "is connected")
-        tell(self._on_event, Event(kind, f"rank {peer.rank} ({peer.address}{name}) {word}", peer=peer))
+        report_event(self._on_event, Event(kind, f"rank {peer.rank} ({peer.address}{name}) {word}", peer=peer))
         return session
 
     def _give_way(self, session: Session) -> bool:
         """With the lock held: a connection that has brought nothing for a while (an odd greeting?) has no right to its place."""
         if not session.is_empty or time.monotonic() - session.since <= self.options.silence:
             return False
-        session.connection.cut(f"nothing was sent for {self.options.silence:g} s, and somebody else needs the place; connect again")
+        session.connection.hang_up(f"nothing was sent for {self.options.silence:g} s, and somebody else needs the place; connect again")
         session.connection = None
         session.seen = time.monotonic()
         return True
 
-    def left(self, connection: Connection, session: Session | None, problem: BaseException | None) -> None:
+    def leave(self, connection: Connection, session: Session | None, problem: BaseException | None) -> None:
         with self._lock:
             self._connections.discard(connection)
             self._newcomers.pop(connection, None)
@@ -168,24 +168,24 @@ class Server:
             self._sessions.forget()
         if session is None:
             if problem is not None and not self._stop.is_set():
-                self._refused(connection, problem)
+                self._report_refused(connection, problem)
         elif mine:
             who = f"rank {session.peer.rank} ({session.peer.address})"
             if session.final is not None:
-                self._finished(session, who)
+                self._report_finished(session, who)
             elif not self._stop.is_set():
                 why = explain(problem, SERVER) if problem is not None else "it hung up"
                 said = f"{who} is disconnected: {why}; it may come back, nothing is lost so far"
-                tell(self._on_event, Event(DISCONNECTED, said, bad=True, peer=session.peer))
+                report_event(self._on_event, Event(DISCONNECTED, said, bad=True, peer=session.peer))
 
-    def _finished(self, session: Session, who: str) -> None:
+    def _report_finished(self, session: Session, who: str) -> None:
         state, final = session.state(), session.final
         assert final is not None
         given_up = final.dropped + final.lost
         said = f"{who} has ended: {state.received} messages, {state.refused} refused, {state.missing} missing, {given_up} given up by it"
-        tell(self._on_event, Event(FINISHED, said, bad=bool(state.refused or state.missing or given_up), peer=session.peer))
+        report_event(self._on_event, Event(FINISHED, said, bad=bool(state.refused or state.missing or given_up), peer=session.peer))
 
-    def _refused(self, connection: Connection, problem: BaseException) -> None:
+    def _report_refused(self, connection: Connection, problem: BaseException) -> None:
         """Somebody did not get in. The same from the same host is said once a minute."""
         reason = explain(problem, SERVER)
         key = connection.address.rpartition(":")[0], reason
@@ -198,7 +198,7 @@ class Server:
             self._refusals[key] = (before, count + 1) if quiet else (now, 0)
         if not quiet:
             more = f" ({count} more times since it was last said)" if count else ""
-            tell(self._on_event, Event(REFUSED, f"{connection.address} was refused: {reason}{more}", bad=True))
+            report_event(self._on_event, Event(REFUSED, f"{connection.address} was refused: {reason}{more}", bad=True))
 
     # the thread that listens
 
@@ -217,12 +217,12 @@ class Server:
                 if error.errno in (errno.EMFILE, errno.ENFILE, errno.ENOBUFS, errno.ENOMEM):
                     self._stop.wait(0.2)  # it stays in the queue of the kernel, and poll would say so at once
             else:
-                self._come(accepted, address)
+                self._accept_connection(accepted, address)
             if time.monotonic() - ticked >= _TICK_SECONDS:
                 ticked = time.monotonic()
                 self._tick()
 
-    def _come(self, accepted: socket.socket, address: tuple[str, int]) -> None:
+    def _accept_connection(self, accepted: socket.socket, address: tuple[str, int]) -> None:
         """A new connection: nobody yet."""
         with self._lock:
             full = len(self._connections) >= self.options.clients
@@ -233,7 +233,7 @@ class Server:
             return
         try:
             name = str(Address(address[0], address[1]))
-            connection = Connection(accepted, name, self.options, self.credentials, self.budget, self.enter, self.left)
+            connection = Connection(accepted, name, self.options, self.credentials, self.budget, self.enter, self.leave)
         except OSError:
             accepted.close()
             return
@@ -245,12 +245,12 @@ class Server:
             self._newcomers[connection] = None
             self._connections.add(connection)
         if evicted is not None:
-            evicted.cut("too many connections have not said who they are")
+            evicted.hang_up("too many connections have not said who they are")
         try:
             connection.start()
         except RuntimeError:  # no more threads
             accepted.close()
-            self.left(connection, None, TransportError("no more threads can be started"))
+            self.leave(connection, None, TransportError("no more threads can be started"))
 
     def _tick(self) -> None:
         with self._lock:
@@ -261,12 +261,12 @@ class Server:
             if away and not session.gone_told:
                 session.gone_told = True
                 said = f"rank {session.peer.rank} ({session.peer.address}) has been away for {self.options.silence:g} s without a last word"
-                tell(self._on_event, Event(GONE, said, bad=True, peer=session.peer))
-        if self.credentials is not None and self.credentials.changed():
+                report_event(self._on_event, Event(GONE, said, bad=True, peer=session.peer))
+        if self.credentials is not None and self.credentials.have_files_changed():
             with contextlib.suppress(ProbeError):
                 self.credentials.context()
                 for connection in connections:  # what was revoked may not stay either
-                    connection.cut("certificates have changed, connect again")
+                    connection.hang_up("certificates have changed, connect again")
                 return
             self._once(FAULT, "the files of tls_path have changed and cannot be used; nobody new is let in")
 
@@ -275,10 +275,10 @@ class Server:
             known = (kind, message) in self._refusals
             self._refusals[(kind, message)] = (time.monotonic(), 0)
         if not known:
-            tell(self._on_event, Event(kind, message, bad=True))
+            report_event(self._on_event, Event(kind, message, bad=True))
 
 
-def _listen(address: Address) -> socket.socket:
+def _open_listener(address: Address) -> socket.socket:
     try:
         found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:

@@ -14,7 +14,7 @@ from typing import Any
 
 from msprobe_engine.accuracy.online.budget import Budget
 from msprobe_engine.accuracy.online.events import FAULT, LOST, RECOVERED, REFUSED, Counts, Event, OnEvent, Peer
-from msprobe_engine.accuracy.online.send_queue import tell
+from msprobe_engine.accuracy.online.send_queue import report_event
 from msprobe_engine.accuracy.online.tcp.frames import Frame, parse_header
 
 Handler = Callable[[Peer, Mapping[str, Any], memoryview], None]
@@ -104,7 +104,7 @@ class Session:
         with self._changed:
             return self.final is None and not (self._inbox or self._received or self._refused)
 
-    def begin(self, first: int, lost: int) -> tuple[int, int]:
+    def accept_greeting(self, first: int, lost: int) -> tuple[int, int]:
         """A greeting: the client has no message before number `first` any more. Returns what is safe, and what has been received."""
         with self._changed:
             self.gone_told = False
@@ -113,7 +113,7 @@ class Session:
             answer = self.safe, self.have
         if gap:
             said = f"{self._who()}: {gap} messages before number {first} went to an earlier server, and are not here"
-            tell(self._on_event, Event(LOST, said, bad=True, peer=self.peer))
+            report_event(self._on_event, Event(LOST, said, bad=True, peer=self.peer))
         return answer
 
     def _skip(self, first: int) -> int:
@@ -159,7 +159,7 @@ class Session:
             first = self._refused == 1
         if first:
             said = f"{self._who()}: message {sequence} cannot be read ({reason}); further ones are counted only"
-            tell(self._on_event, Event(REFUSED, said, bad=True, peer=self.peer))
+            report_event(self._on_event, Event(REFUSED, said, bad=True, peer=self.peer))
 
     def skip(self, first: int) -> None:
         """What is missing before number `first` will not come."""
@@ -167,15 +167,15 @@ class Session:
             gap = self._skip(first)
         if gap:
             said = f"{self._who()}: {gap} messages before number {first} are missing and were given up"
-            tell(self._on_event, Event(LOST, said, bad=True, peer=self.peer))
+            report_event(self._on_event, Event(LOST, said, bad=True, peer=self.peer))
 
-    def taken(self) -> tuple[int, list[tuple[int, str]]]:
+    def pop_acknowledgement(self) -> tuple[int, list[tuple[int, str]]]:
         """For an acknowledgement: the last number that is done with, and what was refused since the last call."""
         with self._changed:
             reasons, self._reasons = self._reasons, []
             return self.safe, reasons
 
-    def lost(self, count: int) -> None:
+    def record_lost(self, count: int) -> None:
         """The client says that it has given up so many messages in all."""
         self.peer = replace(self.peer, lost=count)
 
@@ -244,7 +244,7 @@ class Session:
             except OSError as error:
                 if not tries:
                     said = f"{self._who()}: message {frame.sequence} cannot be stored now ({error}); it is tried again, the client waits"
-                    tell(self._on_event, Event(FAULT, said, bad=True, peer=self.peer))
+                    report_event(self._on_event, Event(FAULT, said, bad=True, peer=self.peer))
                 tries += 1
                 with self._changed:
                     if self._changed.wait_for(lambda: self._stopped, _PAUSES[min(tries, len(_PAUSES)) - 1]):
@@ -253,11 +253,11 @@ class Session:
                 reason = f"{type(error).__name__}: {error}"[:300]
                 if not self._refused:
                     said = f"{self._who()}: message {frame.sequence} cannot be used ({reason}); further ones are counted only"
-                    tell(self._on_event, Event(REFUSED, said, bad=True, peer=self.peer))
+                    report_event(self._on_event, Event(REFUSED, said, bad=True, peer=self.peer))
                 return reason
             else:
                 if tries:
-                    tell(self._on_event, Event(RECOVERED, f"{self._who()}: messages can be stored again", peer=self.peer))
+                    report_event(self._on_event, Event(RECOVERED, f"{self._who()}: messages can be stored again", peer=self.peer))
                 return ""
 
 

@@ -10,7 +10,7 @@ from msprobe_engine.config.launch_scripts.shell.control import Control
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
 from msprobe_engine.config.launch_scripts.shell.syntax import Assignment, Literal, Word
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, Variable, known, shown
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, Variable, known_text, show_text
 
 
 def assign(evaluator: Control, assignment: Assignment, state: State, local: bool = False, **declared: bool) -> None:
@@ -25,7 +25,7 @@ def assign(evaluator: Control, assignment: Assignment, state: State, local: bool
     if local and assignment.name not in state.scopes[-1]:
         before = None
     if before is not None and before.readonly:
-        evaluator.context.note(expander.place(assignment.line), f"{assignment.name} is read-only; what is assigned here is not taken")
+        evaluator.context.add_note(expander.place(assignment.line), f"{assignment.name} is read-only; what is assigned here is not taken")
         return
     if before is None and assignment.append and assignment.items is None:
         given = evaluator.expander.of_name(assignment.name, state, expander.place(assignment.line), f"${assignment.name}")
@@ -39,7 +39,7 @@ def assign(evaluator: Control, assignment: Assignment, state: State, local: bool
         variable = _element(evaluator, assignment, variable, state)
     elif assignment.value is not None:
         variable = _scalar(evaluator, assignment, variable, state)
-    (state.scopes[-1].__setitem__ if local else state.put)(assignment.name, variable)
+    (state.scopes[-1].__setitem__ if local else state.set_variable)(assignment.name, variable)
 
 
 def _scalar(evaluator: Control, assignment: Assignment, variable: Variable, state: State) -> Variable:
@@ -63,9 +63,9 @@ def _scalar(evaluator: Control, assignment: Assignment, variable: Variable, stat
 
 def _number(evaluator: Control, text: Text, state: State, at: Place) -> Text:
     """The value of a variable that is declared as a number."""
-    value = known(text)
+    value = known_text(text)
     if value is None:
-        return (Unknown(shown(text), "is calculated from what is not known", at),)
+        return (Unknown(show_text(text), "is calculated from what is not known", at),)
     try:
         return (Known(str(evaluator.expander.number(Word((Literal(value, at.line),), at.line), state)), at),)
     except (NotKnown, arithmetic.SumError):
@@ -81,7 +81,7 @@ def _array(evaluator: Control, assignment: Assignment, variable: Variable, state
     pairs = list(assignment.items or ())
     if variable.associative and pairs and all(index is None for index, _ in pairs):
         fields = expander.fields([word for _, word in pairs], state)
-        items.update((shown(key), value) for key, value in zip(fields[::2], fields[1::2]))
+        items.update((show_text(key), value) for key, value in zip(fields[::2], fields[1::2]))
         return replace(variable, text=None, items=items)
     for index, word in pairs:
         if index is None:
@@ -92,7 +92,7 @@ def _array(evaluator: Control, assignment: Assignment, variable: Variable, state
         key = expander.key(variable, index, state)
         text = expander.text(word, state)
         if key is None:
-            items[following] = (Unknown(shown(text), "stands at an index that is not known", expander.place(index.line)),)
+            items[following] = (Unknown(show_text(text), "stands at an index that is not known", expander.place(index.line)),)
             following += 1
             continue
         items[key] = text
@@ -125,19 +125,19 @@ def _split_assignment(text: Text, at: Place) -> tuple[str, Text | None]:
     if isinstance(first, Known) and "=" in first.text:
         name, _, rest = first.text.partition("=")
         return name, (Known(rest, at), *text[1:])
-    return shown(text), None
+    return show_text(text), None
 
 
 def declare(call: Call) -> Status:
-    name = shown(call.fields[0])
-    options = "".join(shown(field)[1:] for field in call.fields[1:] if shown(field).startswith("-"))
+    name = show_text(call.fields[0])
+    options = "".join(show_text(field)[1:] for field in call.fields[1:] if show_text(field).startswith("-"))
     if "f" in options or "p" in options or "F" in options:
         return True
     if "n" in options and name != "export":
-        call.evaluator.context.note(call.at, f"{name} -n: variables that stand for others are not followed")
+        call.evaluator.context.add_note(call.at, f"{name} -n: variables that stand for others are not followed")
         for assignment in call.assignments:
             unknown = Unknown(f"${assignment.name}", "stands for another variable", call.at)
-            call.state.put(assignment.name, Variable((unknown,), readonly=True))
+            call.state.set_variable(assignment.name, Variable((unknown,), readonly=True))
         return True
     declared: dict[str, bool] = {}
     if name == "export" or "x" in options:
@@ -156,16 +156,16 @@ def declare(call: Call) -> Status:
         if readonly:
             _attributes(call.state, assignment.name, local, readonly=True)
     for field in call.fields[1:]:
-        if shown(field).startswith(("-", "+")):
+        if show_text(field).startswith(("-", "+")):
             continue
         if any(isinstance(piece, Unknown) for piece in field[:1]):
-            call.evaluator.context.note(call.at, f"'{name}' of {shown(field)}: what it sets is known only where the script runs")
+            call.evaluator.context.add_note(call.at, f"'{name}' of {show_text(field)}: what it sets is known only where the script runs")
             continue
         key, value = _split_assignment(field, call.at)
         if value is not None:
             before = call.state.lookup(key) or Variable()
             variable = replace(before, text=value, items=None, **declared)
-            (call.state.scopes[-1].__setitem__ if local else call.state.put)(key, variable)
+            (call.state.scopes[-1].__setitem__ if local else call.state.set_variable)(key, variable)
         elif "A" in options or "a" in options:
             _create(call.state, key, local, Variable(items={}, associative="A" in options))
         elif local and key not in call.state.scopes[-1]:
@@ -179,7 +179,7 @@ def _create(state: State, name: str, local: bool, variable: Variable) -> None:
     if local:
         state.scopes[-1][name] = variable
     elif (state.lookup(name) or Variable()).items is None:
-        state.put(name, variable)
+        state.set_variable(name, variable)
 
 
 def _attributes(state: State, name: str, local: bool, **declared: bool) -> None:
@@ -188,21 +188,21 @@ def _attributes(state: State, name: str, local: bool, **declared: bool) -> None:
     if before is None and declared.get("exported"):
         before = Variable()  # exported when it gets a value
     if before is not None and declared:
-        (state.scopes[-1].__setitem__ if local else state.put)(name, replace(before, **declared))  # type: ignore[arg-type]
+        (state.scopes[-1].__setitem__ if local else state.set_variable)(name, replace(before, **declared))  # type: ignore[arg-type]
 
 
 def unset(call: Call) -> Status:
     for field in call.fields[1:]:
-        name = shown(field)
+        name = show_text(field)
         if name.startswith("-"):
             continue
         if match := re.fullmatch(r"(\w+)\[(.+)\]", name):
             variable = call.state.lookup(match[1])
             if variable is not None and variable.items is not None:
                 key: int | str = int(match[2]) if match[2].isdigit() and not variable.associative else match[2]
-                call.state.put(match[1], replace(variable, items={k: v for k, v in variable.items.items() if k != key}))
+                call.state.set_variable(match[1], replace(variable, items={k: v for k, v in variable.items.items() if k != key}))
         elif name in call.state.functions and call.state.lookup(name) is None:
             call.state.functions = {key: value for key, value in call.state.functions.items() if key != name}
         else:
-            call.state.put(name, None)
+            call.state.set_variable(name, None)
     return True

@@ -46,7 +46,7 @@ class _Bracket:
 
     def __init__(self, operands: Sequence[Text], expander: Expander, state: State) -> None:
         self._operands = operands
-        self._words = [expander.assumed(text) if len(text) != 1 or isinstance(text[0], Known) else None for text in operands]
+        self._words = [expander.assume_text(text) if len(text) != 1 or isinstance(text[0], Known) else None for text in operands]
         self._expander, self._state = expander, state
         self._at = 0
 
@@ -57,7 +57,7 @@ class _Bracket:
         if count == 1:
             return self._nonempty(0)
         if count == 2 and self._words[0] == "-n" and all(isinstance(piece, Unknown) and piece.many for piece in self._operands[1]):
-            return True if self._expander.assumed(self._operands[1]) == "" else None  # without quotes nothing is left but "-n", a text
+            return True if self._expander.assume_text(self._operands[1]) == "" else None  # without quotes nothing is left but "-n", a text
         if count == 2:
             return opposite(self._nonempty(1)) if self._words[0] == "!" else self._unary(0)
         if count == 3 and self._words[1] in (*_NUMBER_TESTS, *_TEXT_TESTS):
@@ -105,7 +105,7 @@ class _Bracket:
         return unary(self._words[i] or "", self._operands[i + 1], self._expander, self._state)
 
     def _binary(self, i: int) -> bool | None:
-        a, b = (self._expander.assumed(self._operands[k]) for k in (i, i + 2))
+        a, b = (self._expander.assume_text(self._operands[k]) for k in (i, i + 2))
         operator = self._words[i + 1] or ""
         if a is None or b is None:
             return None
@@ -114,12 +114,12 @@ class _Bracket:
                 return _NUMBER_TESTS[operator](int(a), int(b))
             except ValueError:
                 return False
-        return compared(a, operator, b)
+        return compare_texts(a, operator, b)
 
 
 def nonempty(text: Text, expander: Expander) -> bool | None:
     """``-n``: a text with known characters is not empty, whatever else is in it."""
-    value = expander.assumed(text)
+    value = expander.assume_text(text)
     if value is not None:
         return value != ""
     return True if any(isinstance(piece, Known) and piece.text for piece in text) else None
@@ -131,7 +131,7 @@ def unary(operator: str, operand: Text, expander: Expander, state: State) -> boo
         return nonempty(operand, expander)
     if operator == "-z":
         return opposite(nonempty(operand, expander))
-    value = expander.assumed(operand)
+    value = expander.assume_text(operand)
     if value is None:
         return None
     if operator == "-v":
@@ -151,7 +151,7 @@ def unary(operator: str, operand: Text, expander: Expander, state: State) -> boo
     return None
 
 
-def compared(a: str, operator: str, b: str) -> bool | None:
+def compare_texts(a: str, operator: str, b: str) -> bool | None:
     if operator in ("=", "=="):
         return a == b
     if operator == "!=":
@@ -176,7 +176,7 @@ class _Double:
         result = self._or()
         return result if self._at >= len(self._items) else None
 
-    def _take(self, operator: str) -> bool:
+    def _skip_operator(self, operator: str) -> bool:
         if self._at < len(self._items) and self._items[self._at] == operator:
             self._at += 1
             return True
@@ -184,13 +184,13 @@ class _Double:
 
     def _or(self) -> bool | None:
         result = self._and()
-        while self._take("||"):
+        while self._skip_operator("||"):
             result = either(result, self._and())
         return result
 
     def _and(self) -> bool | None:
         result = self._not()
-        while self._take("&&"):
+        while self._skip_operator("&&"):
             result = both(result, self._not())
         return result
 
@@ -200,14 +200,14 @@ class _Double:
             negated = not negated
             self._at += 1
         result: bool | None
-        if self._take("("):
+        if self._skip_operator("("):
             self._depth += 1
             if self._depth > 20:
                 self._at = len(self._items) + 1
                 return None
             result = self._or()
             self._depth -= 1
-            self._take(")")
+            self._skip_operator(")")
         else:
             result = self._primary()
         return opposite(result) if negated else result
@@ -244,7 +244,7 @@ class _Double:
                 return _NUMBER_TESTS[operator](self._expander.number(first, self._state), self._expander.number(third, self._state))
             except (NotKnown, arithmetic.SumError):
                 return None
-        left = self._expander.assumed(self._expander.text(first, self._state))
+        left = self._expander.assume_text(self._expander.text(first, self._state))
         if left is None or operator == "=~":
             return None
         if operator in ("=", "==", "!="):
@@ -252,9 +252,9 @@ class _Double:
             if pieces is None:
                 return None
             try:
-                result = patterns.matches(patterns.compiled(pieces), left)
+                result = patterns.matches(patterns.compile_pattern(pieces), left)
             except patterns.PatternTooLong:
                 return None
             return result if operator != "!=" else not result
-        right = self._expander.assumed(self._expander.text(third, self._state))
-        return None if right is None else compared(left, operator, right)
+        right = self._expander.assume_text(self._expander.text(third, self._state))
+        return None if right is None else compare_texts(left, operator, right)

@@ -86,7 +86,7 @@ class Context:
     _commands: int = 0
     _characters: int = 0
 
-    def note(self, at: Place, text: str) -> None:
+    def add_note(self, at: Place, text: str) -> None:
         """Say something about a line, once."""
         line = one_line(f"{at.file}, line {at.line}: {text}")
         if line not in self._noted and len(self._noted) <= MAX_NOTES:

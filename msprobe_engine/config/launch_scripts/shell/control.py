@@ -16,7 +16,7 @@ from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break,
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, patterns
 from msprobe_engine.config.launch_scripts.shell.expansion.expand import Expander
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, known, merge, shown
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, known_text, merge, show_text
 
 MAX_ITERATIONS = 5_000
 MAX_REPEATED = 8
@@ -26,7 +26,7 @@ Way = tuple[str, Callable[[State], Status] | None]
 
 
 class Control:
-    """Walks commands. `simple`, `command`, `script` and `captured` are left to `evaluate.Evaluator`.
+    """Walks commands. `simple`, `command`, `script` and `capture_output` are left to `evaluate.Evaluator`.
 
     Args:
         context: limits, notes, and what was found.
@@ -36,7 +36,7 @@ class Control:
     def __init__(self, context: Context, find: Callable[[str, State, Place], tuple[str, str] | None]) -> None:
         self.context = context
         self.find = find
-        self.expander = Expander(context, self.captured)
+        self.expander = Expander(context, self.capture_output)
         self.input: Text | None = None
         self.output: list[Text] | None = None
         self._walks: dict[type, Callable[..., Status]] = {
@@ -67,7 +67,7 @@ class Control:
         """Walk a script in a state."""
         raise NotImplementedError
 
-    def captured(self, part: syntax.Substitution, state: State) -> Text:
+    def capture_output(self, part: syntax.Substitution, state: State) -> Text:
         """What ``$(...)`` gives."""
         raise NotImplementedError
 
@@ -103,7 +103,7 @@ class Control:
         given = self.input
         self.input = self.redirections(group.redirections, state, given)
         try:
-            with self.diverted(group.redirections, state):
+            with self.divert_output(group.redirections, state):
                 return self.aside(group.body, state) if group.subshell else self.run(group.body, state)
         finally:
             if group.redirections:
@@ -120,7 +120,7 @@ class Control:
                     last = i == len(pipeline.commands) - 1
                     self.output = output if last else []
                     status = self.aside(command, state)
-                    self.input = None if last or self.output is None else joined(self.output)
+                    self.input = None if last or self.output is None else join_output(self.output)
             finally:
                 self.output, self.input = output, given
         return opposite(status) if pipeline.negated else status
@@ -166,7 +166,7 @@ class Control:
             except Leave as leave:
                 leaves.append(leave)
                 if isinstance(leave, (Return, Break)):
-                    self.context.note(
+                    self.context.add_note(
                         at, f"whether {phrase} cannot be decided; a function or loop may be left there, which is not followed"
                     )
             finally:
@@ -202,7 +202,7 @@ class Control:
         return lambda state: self.run(body, state)
 
     def _case(self, command: syntax.Case, state: State) -> Status:
-        subject = self.expander.assumed(self.expander.text(command.subject, state))
+        subject = self.expander.assume_text(self.expander.text(command.subject, state))
         ways: list[Way] = []
         label = f"the word of 'case' in line {command.line} is"
         through = False
@@ -239,7 +239,7 @@ class Control:
         if subject is None or pieces is None:
             return None
         try:
-            return patterns.matches(patterns.compiled(pieces), subject)
+            return patterns.matches(patterns.compile_pattern(pieces), subject)
         except patterns.PatternTooLong:
             return None
 
@@ -262,13 +262,13 @@ class Control:
             self.either(state, [(phrase, lambda s: self._loop(body, s) or None), ("", None)], line)
             if (before.scopes, before.positional, before.directory) == (state.scopes, state.positional, state.directory):
                 return
-        self.context.note(self.expander.place(line), "a loop changes variables in a way that is not followed to its end")
+        self.context.add_note(self.expander.place(line), "a loop changes variables in a way that is not followed to its end")
 
     def _while(self, command: syntax.While, state: State) -> Status:
         given = self.input
         self.input = self.redirections(command.redirections, state, given)
         try:
-            with self.diverted(command.redirections, state):
+            with self.divert_output(command.redirections, state):
                 return self._turns(command, state)
         finally:
             if command.redirections:
@@ -282,15 +282,17 @@ class Control:
                 status = opposite(status)
             if status is None:
                 label = self._label(command.condition, command.line)
-                self.context.note(self.expander.place(command.line), f"{label} of a loop cannot be decided; its body is read once")
+                self.context.add_note(self.expander.place(command.line), f"{label} of a loop cannot be decided; its body is read once")
                 self._perhaps(command.body, f"{label} holds", state, command.line)
                 return None
             if not status or not self._loop(command.body, state):
                 return True
             if before is not None and before.scopes == state.scopes and before.positional == state.positional and self.input is read:
-                self.context.note(self.expander.place(command.line), "a loop without end; its body is read once")
+                self.context.add_note(self.expander.place(command.line), "a loop without end; its body is read once")
                 return True
-        self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
+        self.context.add_note(
+            self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read"
+        )
         return None
 
     def _for(self, command: syntax.For, state: State) -> Status:
@@ -298,15 +300,15 @@ class Control:
         for item in items[:MAX_ITERATIONS]:
             several = any(isinstance(piece, Unknown) and piece.many for piece in item)
             if several and all(isinstance(piece, Unknown) and piece.absent for piece in item):
-                self.expander.assumed(item)
+                self.expander.assume_text(item)
                 continue
             self.expander.assign(command.name, item, state)
             if several:
-                self._perhaps(command.body, f"the loop in line {command.line} has a turn for {shown(item)}", state, command.line)
+                self._perhaps(command.body, f"the loop in line {command.line} has a turn for {show_text(item)}", state, command.line)
             elif not self._loop(command.body, state):
                 break
         if len(items) > MAX_ITERATIONS:
-            self.context.note(
+            self.context.add_note(
                 self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read"
             )
         return True
@@ -321,10 +323,12 @@ class Control:
                     return True
                 self.expander.number(command.step, state)
         except (NotKnown, arithmetic.SumError):
-            self.context.note(self.expander.place(command.line), "how often a loop turns cannot be decided; its body is read once")
+            self.context.add_note(self.expander.place(command.line), "how often a loop turns cannot be decided; its body is read once")
             self._perhaps(command.body, f"the loop in line {command.line} turns", state, command.line)
             return None
-        self.context.note(self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read")
+        self.context.add_note(
+            self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read"
+        )
         return None
 
     def _function(self, command: syntax.Function, state: State) -> Status:
@@ -354,7 +358,7 @@ class Control:
         return None
 
     @contextlib.contextmanager
-    def diverted(self, redirections: tuple[syntax.Redirection, ...], state: State) -> Iterator[None]:
+    def divert_output(self, redirections: tuple[syntax.Redirection, ...], state: State) -> Iterator[None]:
         """While output goes elsewhere; what goes into a file of a known name is kept (`State.written`), other output is nobody's."""
         target = self._target(redirections, state)
         if target is None:
@@ -366,7 +370,7 @@ class Control:
             yield
         finally:
             if path:
-                state.write(path, append, joined(self.output))
+                state.write(path, append, join_output(self.output))
             self.output = output
 
     def _target(self, redirections: tuple[syntax.Redirection, ...], state: State) -> tuple[str, bool] | None:
@@ -375,7 +379,7 @@ class Control:
         for redirection in redirections:
             if redirection.operator.startswith("<") or redirection.descriptor not in ("", "1"):
                 continue
-            path = known(self.expander.text(redirection.target, state))
+            path = known_text(self.expander.text(redirection.target, state))
             if redirection.operator == ">&" and path in ("1", "-"):
                 continue
             plain = redirection.operator in (">", ">>", ">|", "&>", "&>>") and path and path != "/dev/null"
@@ -391,7 +395,7 @@ class Control:
         self.emit((Unknown(short(source), "is the output of a command", at),))
 
 
-def joined(output: list[Text]) -> Text:
+def join_output(output: list[Text]) -> Text:
     return tuple(piece for text in output for piece in text)
 
 

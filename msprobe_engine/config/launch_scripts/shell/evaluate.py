@@ -11,10 +11,10 @@ from collections.abc import Callable
 from msprobe_engine.config.launch_scripts.shell.assignments import assign
 from msprobe_engine.config.launch_scripts.shell.commands import builtins
 from msprobe_engine.config.launch_scripts.shell.commands.call import Call
-from msprobe_engine.config.launch_scripts.shell.commands.filters import filtered
+from msprobe_engine.config.launch_scripts.shell.commands.filters import filter_text
 from msprobe_engine.config.launch_scripts.shell.commands.wrappers import Unwrapped, unwrap
 from msprobe_engine.config.launch_scripts.shell.context import Context, Exhausted, Started, short
-from msprobe_engine.config.launch_scripts.shell.control import Control, joined
+from msprobe_engine.config.launch_scripts.shell.control import Control, join_output
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Leave, Return
 from msprobe_engine.config.launch_scripts.shell.expansion import braces
 from msprobe_engine.config.launch_scripts.shell.grammar import ScriptReader
@@ -27,9 +27,9 @@ from msprobe_engine.config.launch_scripts.shell.values import (
     Text,
     Unknown,
     Variable,
-    known,
+    known_text,
     readable,
-    shown,
+    show_text,
     unknown_of,
 )
 
@@ -56,14 +56,14 @@ class Evaluator(Control):
         self._scripts += 1
         try:
             if self._scripts > MAX_SCRIPTS_DEEP:
-                self.context.note(
+                self.context.add_note(
                     Place(file, first_line), f"scripts inside each other more than {MAX_SCRIPTS_DEEP} deep; this one is not read"
                 )
                 return
             for command in ScriptReader(text, first_line).top_level():
                 self.run(command, state)
         except ShellSyntaxError as error:
-            self.context.note(Place(file, error.line), f"not understood: {error.what}; the rest of the script is not read")
+            self.context.add_note(Place(file, error.line), f"not understood: {error.what}; the rest of the script is not read")
         finally:
             self._scripts -= 1
             self.expander.file = before
@@ -81,10 +81,10 @@ class Evaluator(Control):
     # simple commands
 
     def simple(self, command: Simple, state: State) -> Status:
-        arguments = [word for word in command.words if isinstance(word, Assignment) and not _braced(word)]
+        arguments = [word for word in command.words if isinstance(word, Assignment) and not _expand_argument(word)]
         words: list[Word] = []
         for word in command.words:
-            plain = _braced(word) if isinstance(word, Assignment) else word
+            plain = _expand_argument(word) if isinstance(word, Assignment) else word
             words.extend([plain] if plain is not None else [])
         fields = self.expander.fields(words, state)
         if not command.words or not fields:
@@ -92,7 +92,7 @@ class Evaluator(Control):
                 assign(self, assignment, state)
             if self.output is not None and any(redirection.operator.startswith("<") for redirection in command.redirections):
                 self.unknown_output("<", self.expander.place(command.line))  # $(<file)
-            with self.diverted(command.redirections, state):
+            with self.divert_output(command.redirections, state):
                 pass
             return None if any(_captures(assignment) for assignment in command.assignments) else True
         prefix = {}
@@ -103,7 +103,7 @@ class Evaluator(Control):
         given = self.input
         self.input = self.redirections(command.redirections, state, given)
         try:
-            with self.diverted(command.redirections, state):
+            with self.divert_output(command.redirections, state):
                 return self.command(fields, arguments, prefix, state, self.expander.place(command.line))
         finally:
             if reads:
@@ -111,11 +111,11 @@ class Evaluator(Control):
 
     def command(self, fields: list[Text], arguments: list[Assignment], prefix: dict[str, Text], state: State, at: Place) -> Status:
         """A command with its words expanded: a function, a part of the shell, or one that is started."""
-        name = known(fields[0])
+        name = known_text(fields[0])
         if name is None:
             unknown = unknown_of(fields[0])
             if unknown is not None and unknown.absent and len(fields[0]) == 1 and len(fields) > 1:
-                self.context.note(at, f"{unknown.source} {unknown.why}; what stands behind it is taken as the command")
+                self.context.add_note(at, f"{unknown.source} {unknown.why}; what stands behind it is taken as the command")
                 return self.command(fields[1:], arguments, prefix, state, at)
             return self._external(fields, prefix, state, at)
         if name in state.functions:
@@ -155,20 +155,20 @@ class Evaluator(Control):
         """A command that the shell would start: written down, or a script that is walked in a shell of its own."""
         if self._filter(fields, at):
             return True
-        inner = unwrap(fields, {**state.exported(), **prefix})
+        inner = unwrap(fields, {**state.exported_variables(), **prefix})
         if inner.kind != "command" and self._inner_shell(inner, fields, state, at):
             return True
         condition = "; ".join(self.context.conditions)
         captured = self.context.capturing > 0
         self.context.start(Started(tuple(fields), inner.env, at, condition, state.directory, state.written, captured, tuple(self._outer)))
-        self.unknown_output(shown(fields[0]), at)
+        self.unknown_output(show_text(fields[0]), at)
         return builtins.external_status(fields)
 
     def _filter(self, fields: list[Text], at: Place) -> bool:
         """A filter in a pipe whose input is known; False: it is none."""
-        given = known(self.input) if self.input is not None and self.output is not None else None
-        words = [known(field) for field in fields]
-        output = filtered([word or "" for word in words], given) if given is not None and None not in words else None
+        given = known_text(self.input) if self.input is not None and self.output is not None else None
+        words = [known_text(field) for field in fields]
+        output = filter_text([word or "" for word in words], given) if given is not None and None not in words else None
         if output is None:
             return False
         self.context.spend(len(output))
@@ -178,13 +178,13 @@ class Evaluator(Control):
 
     def _inner_shell(self, inner: Unwrapped, fields: list[Text], state: State, at: Place) -> bool:
         """Walk the script or text that a command gives to a shell; False where that is not at hand."""
-        name = known(inner.argv[0]) if inner.argv else None
+        name = known_text(inner.argv[0]) if inner.argv else None
         arguments = self._arguments(list(inner.argv[1:]))
         self._outer.append(tuple(fields))
         try:
             if inner.kind == "text":
                 if not readable(inner.argv[0]):
-                    self.context.note(at, f"a command line that is not known ({short(shown(inner.argv[0]))}) is not read")
+                    self.context.add_note(at, f"a command line that is not known ({short(show_text(inner.argv[0]))}) is not read")
                     return True
                 self.child(self.context.paste(inner.argv[0]), at.file, state, "bash", arguments[1:], inner.env, at.line)
                 return True
@@ -206,12 +206,12 @@ class Evaluator(Control):
         out = []
         for text in fields:
             if all(isinstance(piece, Unknown) and piece.many and piece.absent for piece in text):
-                self.expander.assumed(text)
+                self.expander.assume_text(text)
             else:
                 out.append(text)
         return tuple(out)
 
-    def captured(self, part: Substitution, state: State) -> Text:
+    def capture_output(self, part: Substitution, state: State) -> Text:
         """``$(...)``: known where all that writes is the shell itself."""
         at = self.expander.place(part.line)
         unknown: Text = (Unknown(short(part.source), "is the output of a command, which is not run", at),)
@@ -220,19 +220,19 @@ class Evaluator(Control):
         self.context.capturing += 1
         try:
             self.aside(part.body, state)
-            text = joined(self.output)
+            text = join_output(self.output)
         finally:
             self.context.capturing -= 1
             self.output, self.input = output, given
-        value = known(text)
+        value = known_text(text)
         if value is None:
             return unknown
         return (Known(value.rstrip("\n"), at),)
 
 
-def _braced(argument: Assignment) -> Word | None:
+def _expand_argument(argument: Assignment) -> Word | None:
     """An argument of ``export`` that braces make several words of; these are ordinary ones and no assignments any more."""
-    if argument.value is None or argument.index is not None or len(braces.expanded(argument.value)) < 2:
+    if argument.value is None or argument.index is not None or len(braces.expand_braces(argument.value)) < 2:
         return None
     sign = "+=" if argument.append else "="
     return Word((Literal(argument.name + sign, argument.line), *argument.value.parts), argument.line)
@@ -279,5 +279,5 @@ def read_script(
         pass
     except (Exhausted, RecursionError) as error:
         what = str(error) if isinstance(error, Exhausted) else "nested too deep"
-        context.note(Place(file, 0), f"reading ends early: {what}")
+        context.add_note(Place(file, 0), f"reading ends early: {what}")
     return state

@@ -33,7 +33,7 @@ class ScriptReader(SimpleCommandReader):
                 return
             line, commands, background = self.line(), [], set()
             while self.pos < len(self.text) and not self.peek("\n"):
-                if self.text[self.pos] in ");" or self._reserved() in _CLOSING:
+                if self.text[self.pos] in ");" or self._peek_reserved_word() in _CLOSING:
                     raise self.error(f"'{self.text[self.pos : self.pos + 10].split()[0]}' stands where a command should begin")
                 commands.append(self._and_or())
                 if self._terminator():
@@ -52,7 +52,7 @@ class ScriptReader(SimpleCommandReader):
             self._separators()
             if self.pos >= len(self.text) or (end and self.peek(end)) or self.peek(";;") or self.peek(";&"):
                 break
-            if self._reserved() in _CLOSING:
+            if self._peek_reserved_word() in _CLOSING:
                 break
             commands.append(self._and_or())
             if self._terminator():
@@ -68,18 +68,18 @@ class ScriptReader(SimpleCommandReader):
         if self.peek("&") or self.peek(";"):
             self.pos += 1
             return self.text[self.pos - 1] == "&"
-        if self.pos < len(self.text) and self.text[self.pos] not in "\n)" and self._reserved() not in _CLOSING:
+        if self.pos < len(self.text) and self.text[self.pos] not in "\n)" and self._peek_reserved_word() not in _CLOSING:
             raise self.error(f"'{self.text[self.pos : self.pos + 10].splitlines()[0]}' is not expected here")
         return False
 
-    def _reserved(self) -> str:
+    def _peek_reserved_word(self) -> str:
         """The reserved word at the cursor, unread; empty where there is none."""
         match = _RESERVED.match(self.text, self.pos)
         return match[0] if match else ""
 
     def _expect(self, word: str) -> None:
         self._separators()
-        if self._reserved() != word:
+        if self._peek_reserved_word() != word:
             found = self.text[self.pos : self.pos + 12].split("\n")[0] or "the end"
             raise self.error(f"'{word}' is expected, not '{found}'")
         self.pos += len(word)
@@ -98,7 +98,7 @@ class ScriptReader(SimpleCommandReader):
 
     def _pipeline(self) -> syntax.Command:
         line, negated = self.line(), False
-        while (word := self._reserved()) in ("!", "time"):
+        while (word := self._peek_reserved_word()) in ("!", "time"):
             self.pos += len(word)
             negated ^= word == "!"
             self.blanks()
@@ -117,7 +117,7 @@ class ScriptReader(SimpleCommandReader):
 
     def _command(self) -> syntax.Command:
         self.deeper()
-        line, word = self.line(), self._reserved()
+        line, word = self.line(), self._peek_reserved_word()
         command: syntax.Command
         if word == "if":
             command = self._if(line)
@@ -177,7 +177,7 @@ class ScriptReader(SimpleCommandReader):
             self._expect("then")
             branches.append((condition, self.commands("")))
             self._separators()
-            word = self._reserved()
+            word = self._peek_reserved_word()
             self.pos += len(word)
             if word == "elif":
                 continue
@@ -208,7 +208,7 @@ class ScriptReader(SimpleCommandReader):
             raise self.error("a variable is expected behind 'for'")
         self._separators()
         words: tuple[syntax.Word, ...] | None = None
-        if self._reserved() == "in":
+        if self._peek_reserved_word() == "in":
             self.pos += 2
             words = tuple(self._words())
         if asks:  # the word that is chosen
@@ -226,7 +226,7 @@ class ScriptReader(SimpleCommandReader):
 
     def _loop_body(self) -> syntax.CommandList:
         self._separators()
-        if self._reserved() == "{":
+        if self._peek_reserved_word() == "{":
             self.pos += 1
             body = self.commands("")
             self._expect("}")
@@ -254,7 +254,7 @@ class ScriptReader(SimpleCommandReader):
         branches: list[tuple[tuple[syntax.Word, ...], syntax.CommandList, str]] = []
         while True:
             self._separators()
-            if self._reserved() == "esac":
+            if self._peek_reserved_word() == "esac":
                 self.pos += 4
                 self._redirections()
                 return syntax.Case(subject, tuple(branches), line)
@@ -279,7 +279,7 @@ class ScriptReader(SimpleCommandReader):
             self.pos += len(end)
             branches.append((tuple(patterns), body, end or ";;"))
             self._separators()
-            if not end and self._reserved() != "esac":
+            if not end and self._peek_reserved_word() != "esac":
                 raise self.error("'esac' is expected")
 
     def _test(self, line: int) -> syntax.Test:

@@ -51,7 +51,7 @@ Text = tuple[Piece, ...]
 """A text in pieces; it is known when all of them are."""
 
 
-def known(text: Text) -> str | None:
+def known_text(text: Text) -> str | None:
     """The text, None when a piece is not known."""
     out = []
     for piece in text:
@@ -61,7 +61,7 @@ def known(text: Text) -> str | None:
     return "".join(out)
 
 
-def shown(text: Text) -> str:
+def show_text(text: Text) -> str:
     """The text, with what is not known as it stands in the script."""
     return "".join(piece.text if isinstance(piece, Known) else piece.source for piece in text)
 
@@ -159,7 +159,7 @@ class State:
         """The script says something of it, be it ``unset``."""
         return any(name in scope for scope in self.scopes)
 
-    def put(self, name: str, variable: Variable | None) -> None:
+    def set_variable(self, name: str, variable: Variable | None) -> None:
         """Set where it is visible, else globally."""
         for scope in reversed(self.scopes):
             if name in scope:
@@ -170,7 +170,7 @@ class State:
     def names(self) -> set[str]:
         return {name for scope in self.scopes for name in scope}
 
-    def exported(self) -> dict[str, Text]:
+    def exported_variables(self) -> dict[str, Text]:
         """The environment of a command, as far as the script says it."""
         out: dict[str, Text] = {}
         for scope in self.scopes:
@@ -191,7 +191,7 @@ def merge(first: State, second: State, why: str, at: Place) -> State:
         for name in scope.keys() | other.keys():
             a, b = scope.get(name), other.get(name)
             if a != b:
-                scope[name] = _merged(name, a, b, why, at)
+                scope[name] = _merge_variables(name, a, b, why, at)
     if first.positional != second.positional:
         left, right = (list(one) if one is not None else _not_known("$@", why, at) for one in (first.positional, second.positional))
         out.positional = tuple(_merged_lists(left, right, "@", why, at))
@@ -202,7 +202,7 @@ def merge(first: State, second: State, why: str, at: Place) -> State:
     return out
 
 
-def _merged(name: str, a: Variable | None, b: Variable | None, why: str, at: Place) -> Variable:
+def _merge_variables(name: str, a: Variable | None, b: Variable | None, why: str, at: Place) -> Variable:
     like = a or b or Variable()
     exported = bool((a and a.exported) or (b and b.exported))
     if (a and a.items is not None) or (b and b.items is not None):
@@ -237,14 +237,14 @@ def _merged_lists(a: list[Text], b: list[Text], name: str, why: str, at: Place) 
     head, tail = _common(a, b)
     if head == len(a) == len(b):
         return a
-    middle = [tuple(shown(text) for text in side[head : len(side) - tail]) for side in (a, b)]
+    middle = [tuple(show_text(text) for text in side[head : len(side) - tail]) for side in (a, b)]
     between = Unknown(f"${name}", why, at, many=True, options=(middle[0], middle[1]))
     return [*a[:head], (between,), *(a[len(a) - tail :] if tail else [])]
 
 
 def _merged_texts(name: str, a: Text | None, b: Text | None, why: str, at: Place) -> Text:
     """Texts that are lists of words keep the words both have."""
-    left, right = (known(text) if text is not None else "" for text in (a, b))
+    left, right = (known_text(text) if text is not None else "" for text in (a, b))
     source = f"${name}"
     if left is None or right is None:
         return (Unknown(source, why, at),)

@@ -105,7 +105,7 @@ class WordReader(Cursor):
             if self.pos >= len(text):
                 if mode in ("bare", "text", "regex") or (mode == "double" and not ends):
                     break
-                raise self.error(f"the script ends before '{_closing(mode, ends)}'")
+                raise self.error(f"the script ends before '{_closing_mark(mode, ends)}'")
             c = text[self.pos]
             if c in ends and not parentheses:
                 break
@@ -139,7 +139,7 @@ class WordReader(Cursor):
             if part is not None:
                 parts.extend(part)
         self.depth -= 1
-        return _joined(parts)
+        return _join_literals(parts)
 
     def _special(self, c: str, mode: str, inside: bool, bounded: bool) -> list[Part] | None:
         """Quotes, escapes, dollars and backquotes at the cursor."""
@@ -157,7 +157,7 @@ class WordReader(Cursor):
             if end < 0:
                 raise self.error("a single quote is not closed")
             content, self.pos = text[self.pos + 1 : end], end + 1
-            return [part for i, piece in enumerate(content.splitlines(keepends=True) or [""]) for part in _pasted(piece, line + i)]
+            return [part for i, piece in enumerate(content.splitlines(keepends=True) or [""]) for part in _parse_quoted(piece, line + i)]
         if c == '"' and mode == "sum":
             self.pos += 1
             return None
@@ -196,7 +196,7 @@ class WordReader(Cursor):
             return [Substitution(body, line, inside, text[start : self.pos])]
         if self.peek("${"):
             self.deeper()
-            part = self._braced(inside)
+            part = self._read_parameter(inside)
             self.depth -= 1
             return [part]
         if self.peek("$'") and not inside and mode != "sum":
@@ -241,7 +241,7 @@ class WordReader(Cursor):
         line = self.line()
         return Word(tuple(self._parts("sum", ends)), line)
 
-    def _braced(self, inside: bool) -> Part:
+    def _read_parameter(self, inside: bool) -> Part:
         """``${...}`` at the cursor."""
         text, start, line = self.text, self.pos, self.line()
         self.pos += 2
@@ -318,7 +318,7 @@ class WordReader(Cursor):
         if match is None:
             raise self.error("a single quote is not closed")
         self.pos = match.end()
-        return Literal(_ANSI.sub(_unescaped, match[0][:-1]).split("\0")[0], line, True)
+        return Literal(_ANSI.sub(_unescape_match, match[0][:-1]).split("\0")[0], line, True)
 
     def _process_file(self) -> ProcessFile:
         start, line = self.pos, self.line()
@@ -363,14 +363,14 @@ class WordReader(Cursor):
             self.depth -= 1
 
 
-def _pasted(text: str, line: int) -> list[Part]:
+def _parse_quoted(text: str, line: int) -> list[Part]:
     """Text between single quotes, in which only pieces that are not known are no text."""
     pieces = re.split("(\ue000[0-9]{1,6}\ue001)", text)
     parts: list[Part] = [Parameter(piece, line, True, "") if i % 2 else Literal(piece, line, True) for i, piece in enumerate(pieces)]
     return [part for part in parts if not isinstance(part, Literal) or part.text] or [Literal("", line, True)]
 
 
-def _joined(parts: list[Part]) -> list[Part]:
+def _join_literals(parts: list[Part]) -> list[Part]:
     """Neighbouring text of one line as one part."""
     out: list[Part] = []
     for _, group in groupby(parts, lambda part: (part.line, part.quoted) if isinstance(part, Literal) else id(part)):
@@ -380,11 +380,11 @@ def _joined(parts: list[Part]) -> list[Part]:
     return out
 
 
-def _closing(mode: str, ends: str) -> str:
+def _closing_mark(mode: str, ends: str) -> str:
     return {"subscript": "]", "sum": "))"}.get(mode, ends[-1:] or "}")
 
 
-def _unescaped(match: re.Match[str]) -> str:
+def _unescape_match(match: re.Match[str]) -> str:
     for group, base in ((1, 16), (2, 16), (3, 16), (4, 8)):
         if match[group] is not None:
             number = int(match[group], base)

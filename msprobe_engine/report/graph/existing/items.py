@@ -37,7 +37,7 @@ def items(graph: Graph, node: int, metrics: Metrics | None = None, old: bool = F
     text = _text_old if old else _text
     for found, rows in zip(made, (graph.inputs(node), graph.outputs(node))):
         for row in rows:
-            name, item = _measured(graph, row, metrics, old)
+            name, item = _build_item_with_metrics(graph, row, metrics, old)
             # most fields are plain text already, and a graph has millions of them
             found[name] = {key: value if type(value) is str and "'" not in value else text(value) for key, value in item.items()}
     return made
@@ -49,7 +49,7 @@ def texts(graph: Graph, node: int, metrics: Metrics | None = None) -> tuple[str,
     for rows in (graph.inputs(node), graph.outputs(node)):
         found = []
         for row in rows:
-            name, item = _measured(graph, row, metrics, False)
+            name, item = _build_item_with_metrics(graph, row, metrics, False)
             fields = [
                 # a number needs no quoting, and a graph has millions of them
                 f'"{key}":"{value!r}"' if type(value) is float else f'"{key}":{_quoted(value if type(value) is str else _text(value))}'
@@ -67,7 +67,7 @@ def saved_tensors(graph: Graph) -> str | None:
     return str(Path(graph.side.path).parent / layout.TENSORS)
 
 
-def _measured(graph: Graph, row: int, metrics: Metrics | None, old: bool) -> tuple[str, dict[str, Any]]:
+def _build_item_with_metrics(graph: Graph, row: int, metrics: Metrics | None, old: bool) -> tuple[str, dict[str, Any]]:
     """Name and fields of a row, those of its comparison behind those of the dump."""
     name, item = _item(graph, row, old)
     if metrics:
@@ -112,7 +112,7 @@ def _text(value: object) -> str:
 
 
 def _text_old(value: object) -> str:
-    return _rounded(value) if type(value) is float else _text(value)
+    return _round_number(value) if type(value) is float else _text(value)
 
 
 def _percent(text: str) -> str:
@@ -121,6 +121,6 @@ def _percent(text: str) -> str:
     return f"{float(text[:-1]):.{_DIGITS}f}%" if text[-1:] == "%" and "e" not in digits and len(digits) > _DIGITS else text
 
 
-def _rounded(value: float) -> str:
+def _round_number(value: float) -> str:
     """Six digits behind the point, or of a number that is written with an exponent."""
     return f"{value:.{_DIGITS}e}" if "e" in str(value) else str(round(value, _DIGITS))

@@ -76,10 +76,10 @@ class VisDbWriter:
             for table, columns in (("tb_nodes", _NODES), ("tb_stack", _STACKS), ("tb_config", _CONFIG)):
                 self._connection.execute(f"CREATE TABLE {table} ({columns})")
         except OSError as error:
-            raise self._failed(error) from error
+            raise self._build_sink_error(error) from error
         except sqlite3.Error as error:
             self.abort()
-            raise self._failed(error) from error
+            raise self._build_sink_error(error) from error
 
     def add(self, made: Graph | Comparison) -> None:
         """Take the next one.
@@ -99,7 +99,7 @@ class VisDbWriter:
                 self._connection.executemany(f"INSERT INTO tb_nodes VALUES ({marks})", rows)
                 self._connection.executemany("INSERT INTO tb_stack VALUES (?, ?)", stacks.rows())
         except (OSError, sqlite3.Error) as error:
-            raise self._failed(error) from error
+            raise self._build_sink_error(error) from error
 
     def finish(self) -> list[Path]:
         """Indexes and the settings of the whole; then the file has its name.
@@ -129,7 +129,7 @@ class VisDbWriter:
             self._connection.close()
             self._whole.commit()
         except (OSError, sqlite3.Error) as error:
-            raise self._failed(error) from error
+            raise self._build_sink_error(error) from error
         return [self._path]
 
     def abort(self) -> None:
@@ -137,7 +137,7 @@ class VisDbWriter:
             self._connection.close()
         self._whole.abort()
 
-    def _failed(self, error: OSError | sqlite3.Error) -> SinkError:
+    def _build_sink_error(self, error: OSError | sqlite3.Error) -> SinkError:
         why = explain_database(error, self._whole.temporary) if isinstance(error, sqlite3.Error) else explain(error, path=self._path)
         return SinkError(f"cannot write {self._path}: {why}")
 
@@ -172,11 +172,11 @@ def link_text(links: tuple[Link, ...]) -> str:
     """``matched_distributed`` of a node."""
     if not links:
         return "{}"
-    found = [linked(one) for one in links]
+    found = [encode_link(one) for one in links]
     return json.dumps(found if len(found) > 1 else found[0])
 
 
-def linked(link: Link) -> dict[str, Any]:
+def encode_link(link: Link) -> dict[str, Any]:
     """One link; the other node has no index or level: ``Nan``, as in the files of the existing tool."""
     info = {str(rank): ["Nan" if index is None else str(index), utf8(name)] for rank, (index, name) in link.nodes_info.items()}
     return {"communications_type": link.communications_type, "nodes_info": info}

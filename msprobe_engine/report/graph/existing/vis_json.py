@@ -16,7 +16,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.io.output_files import WholeFile, guard_writing
 from msprobe_engine.report.graph.existing import vis_texts
 from msprobe_engine.report.graph.existing.items import items, saved_tensors
-from msprobe_engine.report.graph.existing.vis_db import GOLDEN, TARGET, linked, outwards, partner_path
+from msprobe_engine.report.graph.existing.vis_db import GOLDEN, TARGET, encode_link, outwards, partner_path
 from msprobe_engine.report.graph.nodes.model import ROOT, ROOT_NAME, Comparison, Graph
 from msprobe_engine.report.graph.writer import Plan
 
@@ -127,7 +127,7 @@ def _node(source: str, graph: Graph, node: int, made: Graph | Comparison, comple
     if graph.parents[node] == ROOT or (isinstance(made, Comparison) and partner >= 0 and made.target.parents[partner] == ROOT):
         found["micro_step_id"] = graph.micro_steps[node]
     found["data"] = data
-    links = [linked(one) for one in graph.links.get(node, ())]
+    links = [encode_link(one) for one in graph.links.get(node, ())]
     if links:
         found["matched_distributed"] = links if len(links) > 1 else links[0]
     return found

@@ -110,7 +110,7 @@ def agree(layout: Layout, rank: int, side: DumpTable) -> None:
             )
 
 
-def placed(layout: Layout, rank: int, side: DumpTable) -> DumpTable:
+def add_mesh_to_header(layout: Layout, rank: int, side: DumpTable) -> DumpTable:
     """The side, with its place in the header as a dump that says it has it."""
     if mesh_of_header(side.header) is not None:
         agree(layout, rank, side)
@@ -119,7 +119,7 @@ def placed(layout: Layout, rank: int, side: DumpTable) -> DumpTable:
     return with_header(side, {**side.header, "parallel": {"rank": mesh_of_layout(layout)[rank], "size": sizes}})
 
 
-def inferred(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
+def infer_meshes(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
     """Sides that run one model together on the same batch, and do not say how: they hold pieces of the same tensors."""
     if len(sides) == 1 or any(mesh_of_header(side.header) is not None for side in sides.values()):
         return dict(sides)

@@ -77,7 +77,7 @@ class _Walk:
                 self.note_exchange(op, pieces)
             for row in self.side.rows(op):
                 if row in pieces and row not in self.found:
-                    self.note(row, self.cut_of(row))
+                    self.store_cut(row, self.cut_of(row))
                     if row not in self.found:
                         waiting.append(row)
                 elif row not in pieces and self.is_constant(row):
@@ -85,17 +85,22 @@ class _Walk:
             for row in constants:
                 self.note_constant(row)
         for row in waiting:  # gradients come before, and modules behind, what says how they are cut
-            self.note(row, self.seen(row))
+            self.store_cut(row, self.find_known_cut(row))
 
     def cut_of(self, row: int) -> Cut | None:
         """Of a row whose record was reached: what the dump says of parameters, what the last call said that gave the tensor out, what a
         call makes of its arguments. A square matrix and its transpose have the same numbers and the same shape."""
         role, op = self.side.role[row], self.side.op[row]
         if role == PARAMETERS or (role == INPUT and self.beside.tree.children.get(op)):  # what ran inside may have turned it
-            return self.told(row) or self.seen(row)
+            return self.find_stated_cut(row) or self.find_known_cut(row)
         if role == OUTPUT and row not in self.twins:
-            return (self.through(row) if self.name(op) in _ORDERS else None) or self.seen(row) or self.told(row) or self.through(row)
-        return self.seen(row) or self.told(row)
+            return (
+                (self.through(row) if self.name(op) in _ORDERS else None)
+                or self.find_known_cut(row)
+                or self.find_stated_cut(row)
+                or self.through(row)
+            )
+        return self.find_known_cut(row) or self.find_stated_cut(row)
 
     def note_exchange(self, op: int, pieces: set[int]) -> None:
         """A gathering collective takes in a piece of what it gives out, a scattering one gives out a piece of what it takes in."""
@@ -105,7 +110,7 @@ class _Walk:
                 for piece, whole in ((one, other), (other, one)):
                     cut = _piece_of(self.side.shape[piece], self.side.shape[whole], len(self.beside.ranks))
                     if cut is not None and piece in pieces:
-                        self.note(piece, cut)
+                        self.store_cut(piece, cut)
 
     def is_constant(self, row: int) -> bool:
         """All elements are one number, the same on all ranks: of such a tensor only the call that made it can tell that it is a piece."""
@@ -123,15 +128,15 @@ class _Walk:
                 self.found[row] = self.found[one]
                 return
 
-    def note(self, row: int, cut: Cut | None) -> None:
+    def store_cut(self, row: int, cut: Cut | None) -> None:
         if cut is not None and 0 <= cut.dimension < len(self.side.shape[row]):
             self.found[row] = cut
             self.known[self.beside.key(row), tuple(self.side.shape[row])] = cut
 
-    def seen(self, row: int) -> Cut | None:
+    def find_known_cut(self, row: int) -> Cut | None:
         return self.known.get((self.beside.key(row), tuple(self.side.shape[row])))
 
-    def told(self, row: int) -> Cut | None:
+    def find_stated_cut(self, row: int) -> Cut | None:
         """What the dump says, or what is known of the tensor that this one is the gradient of."""
         shape = self.side.shape[row]
         whole = self.of_dump.whole(row)
@@ -161,7 +166,7 @@ class _Walk:
             return self.looked_up(taken, row)
         for one in taken:
             if one in self.found:
-                cut = self.moved(name, one, row)
+                cut = self.move_cut(name, one, row)
                 if cut is not None:
                     return cut
         return None
@@ -192,14 +197,14 @@ class _Walk:
         cut = self.found.get(taken[1])
         return Cut(len(self.side.shape[out]) - 1, cut.groups) if cut is not None and cut.dimension == 1 else None
 
-    def moved(self, name: str, taken: int, out: int) -> Cut | None:
+    def move_cut(self, name: str, taken: int, out: int) -> Cut | None:
         """Where the cut of an argument is in the result of any other call."""
         cut, before, after = self.found[taken], self.side.shape[taken], self.side.shape[out]
         if name in _ORDERS:
             order = self.order(name, taken, len(before))
             return Cut(order.index(cut.dimension), cut.groups) if order is not None and len(after) == len(before) else None
         if math.prod(before) == math.prod(after):
-            return _reshaped(cut, before, after)
+            return _reshape_cut(cut, before, after)
         at = cut.dimension + max(len(after) - len(before), 0)  # aligned at the right, as broadcasting does
         if len(after) < len(before) or before[cut.dimension] != after[at]:
             return None
@@ -229,7 +234,7 @@ def _numbers(side: DumpTable, op: int) -> list[int]:
     return found
 
 
-def _reshaped(cut: Cut, before: Sequence[int], after: Sequence[int]) -> Cut | None:
+def _reshape_cut(cut: Cut, before: Sequence[int], after: Sequence[int]) -> Cut | None:
     """In a new shape the pieces lie in the dimension in which elements are as far apart as before."""
     if list(before) == list(after):
         return cut

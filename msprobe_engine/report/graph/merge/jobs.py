@@ -21,7 +21,7 @@ _BLOCKS = 8
 """Of a file, in which the first module is looked for."""
 
 
-def merged(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
+def merge_jobs(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs:
     """Put jobs of single ranks together.
 
     Args:
@@ -69,7 +69,7 @@ def _pairs(ours: Members, theirs: Members, step: int, golden_step: int, options:
     if not all(groups):
         return []
     whole = tuple(tuple(one for some in side for one in some) for side in groups)
-    across = _cut(whole[0], given[0]) != _cut(whole[1], given[-1]) or len(groups[0]) != len(groups[1])
+    across = _read_model_split(whole[0], given[0]) != _read_model_split(whole[1], given[-1]) or len(groups[0]) != len(groups[1])
     if across and options.layouts and options.match == "exact":  # as the existing tool does it: copy beside copy, by names
         across = False
         if len(groups[0]) != len(groups[1]):
@@ -148,7 +148,7 @@ def _batch(name: str, record: Any) -> str:
     return ""
 
 
-def _cut(members: Members, given: Layout | None) -> Any:
+def _read_model_split(members: Members, given: Layout | None) -> Any:
     """What must be the same on both sides for a copy of the model to be compared with a copy of the model."""
     if given is not None:
         return replace(given, order="")

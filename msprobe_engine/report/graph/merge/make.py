@@ -34,7 +34,7 @@ from msprobe_engine.report.graph.options import GraphOptions, Layout
 from msprobe_engine.report.table.layout_tables import of_groups
 
 
-def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str]) -> Graph | Comparison:
+def build_merged_graph(job: Job, options: GraphOptions, problems: list[str], notes: list[str]) -> Graph | Comparison:
     """Make the graph of a job whose ranks are put together, or the comparison of two.
 
     Args:
@@ -50,12 +50,12 @@ def merged(job: Job, options: GraphOptions, problems: list[str], notes: list[str
     given: tuple[Layout | None, ...] = options.layouts or (None, None)
     target = _sides(job.members, given[0], problems)
     if not job.across:
-        target = device_mesh.inferred(target)
+        target = device_mesh.infer_meshes(target)
     if job.golden is None:
         return _graph(target, job.step, options, notes)
     golden = _sides(job.golden_members, given[-1], problems)
     if not job.across:
-        golden = device_mesh.inferred(golden)
+        golden = device_mesh.infer_meshes(golden)
     # merged graphs are matched without regard to the numbers of calls, which differ between ways to cut a model
     fuzzy = replace(options, fuzzy=True)
     if job.across:
@@ -71,7 +71,7 @@ def _sides(members: Members, given: Layout | None, problems: list[str]) -> dict[
         except DumpFormatError as error:
             problems.append(f"{error}. The whole is without it")
             continue
-        found[rank] = side if given is None else device_mesh.placed(given, rank, side)
+        found[rank] = side if given is None else device_mesh.add_mesh_to_header(given, rank, side)
         problems += [problem for problem in side.problems if problem not in problems]
     if not found:
         raise DumpFormatError(f"{members[0][1].parent.parent}: none of the {len(members)} ranks can be read")
@@ -102,17 +102,17 @@ def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job
     for one in (made.target, made.golden):  # columns that a copy shares with the ranks' own
         one.dtype, one.requires_grad = list(one.dtype), list(one.requires_grad)
     for row, reason in made.skipped.items():
-        _note(graph, row, Sentence("not compared: {0}", reason))
+        _add_row_note(graph, row, Sentence("not compared: {0}", reason))
     for row in list(of_groups(side)):
-        _note(graph, row, Sentence("not compared: of a group of ranks ({0})", side.values[row]))
+        _add_row_note(graph, row, Sentence("not compared: of a group of ranks ({0})", side.values[row]))
         _empty(side, row)
     for row in list(of_groups(made.golden)):
         _empty(made.golden, row)
     _level(graph, side, made.golden, made.structure.pairs)
     for row, n in made.made_of.items():
-        _note(graph, row, Sentence("put together from {0} pieces", n))
+        _add_row_note(graph, row, Sentence("put together from {0} pieces", n))
     for row, rank in made.rank.items():
-        _note(graph, row, Sentence("rank {0} differs from the others", rank))
+        _add_row_note(graph, row, Sentence("rank {0} differs from the others", rank))
     if made.factor != 1.0:
         notes.append(
             Sentence("the gradients are {0} times the golden run's until they are averaged; that was taken out.", f"{made.factor:g}")
@@ -131,7 +131,7 @@ def _level(graph: Graph, target: DumpTable, golden: DumpTable, pairs: Sequence[t
     here, there = {i for i, _ in beside}, {j for _, j in beside}
     for x, y in pairs:
         for row in (row for row in target.rows(x) if row not in here):
-            _note(graph, row, Sentence("not compared: the golden run has none"))
+            _add_row_note(graph, row, Sentence("not compared: the golden run has none"))
             _empty(target, row)
         for row in (row for row in golden.rows(y) if row not in there):
             _empty(golden, row)
@@ -140,7 +140,7 @@ def _level(graph: Graph, target: DumpTable, golden: DumpTable, pairs: Sequence[t
             target.requires_grad[i] = golden.requires_grad[j] = None
         kinds = [(side.dtype[row] is None, row in side.values) for side, row in ((target, i), (golden, j))]
         if kinds[0] != kinds[1]:
-            _note(graph, i, Sentence("not compared: {0} here, {1} in the golden run", target.dtype[i], golden.dtype[j]))
+            _add_row_note(graph, i, Sentence("not compared: {0} here, {1} in the golden run", target.dtype[i], golden.dtype[j]))
             _empty(target, i)
             _empty(golden, j)
 
@@ -152,7 +152,7 @@ def _empty(side: DumpTable, row: int) -> None:
     side.dtype[row], side.shape[row], side.md5[row], side.nonfloat_stats[row] = None, None, None, (None, None, None, None)
 
 
-def _note(graph: Graph, row: int, text: str) -> None:
+def _add_row_note(graph: Graph, row: int, text: str) -> None:
     side = graph.side
     assert side is not None
     op = side.op[row]

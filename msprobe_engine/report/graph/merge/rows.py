@@ -55,7 +55,7 @@ class Merged:
     lost: dict[int, list[str]] = field(default_factory=dict)
 
 
-def merged(sides: Mapping[int, DumpTable]) -> Merged:
+def merge_sides(sides: Mapping[int, DumpTable]) -> Merged:
     """Make one side of several.
 
     Args:
@@ -96,7 +96,7 @@ class _Merger:
             self.put_pieces(row, where.get(row))
         for row in differs:
             if row not in same and len(beside.members(row)) == 1:
-                self.note(row, Sentence("is on rank {0} alone", beside.ranks[beside.members(row)[0][0]]))
+                self.add_note(row, Sentence("is on rank {0} alone", beside.ranks[beside.members(row)[0][0]]))
         self.say_arguments()
         for rank, there, records in zip(beside.ranks, beside.sides, beside.lost_records()):
             if records:
@@ -123,7 +123,7 @@ class _Merger:
             else:
                 continue
             values = self.values(row)
-            self.note(
+            self.add_note(
                 row, Sentence("differs between ranks {0}, and {1}: {2}. Shown as on rank {3}", self.ranks, what, values, beside.ranks[0])
             )
             self.made.unlike.append(f"{first.name[row]}: differs between ranks {self.ranks}, and {what} ({values})")
@@ -158,7 +158,7 @@ class _Merger:
                     Sentence("{0} on {1}", self.beside.sides[place].values.get(at), self.beside.ranks[place])
                     for place, at in self.beside.members(row)
                 )
-                self.note(row, Sentence("differs between ranks: {0}", ", ".join(values)))
+                self.add_note(row, Sentence("differs between ranks: {0}", ", ".join(values)))
 
     def values(self, row: int) -> str:
         """Statistics of all ranks, of those that differ."""
@@ -169,15 +169,15 @@ class _Merger:
                 said.append(f"{name} {', '.join(map(_short, values))}")
         return "; ".join(said)
 
-    def note(self, row: int, text: str) -> None:
+    def add_note(self, row: int, text: str) -> None:
         start = len(self.first.ops[self.first.op[row]]) + 1
         self.made.notes.setdefault(self.first.op[row], []).append(Sentence("{0}: {1}", self.first.name[row][start:], text))
 
     def put_sum(self, row: int, one: Sum) -> None:
         """A term becomes the sum."""
         where = Sentence("the numbers are those of all, as {0} gives them out", self.first.ops[one.record])
-        self.note(row, Sentence("one term on each of ranks {0}; {1} ({2})", self.ranks, where, self.values(row)))
-        self.put(row, one.value, list(self.first.shape[row]))
+        self.add_note(row, Sentence("one term on each of ranks {0}; {1} ({2})", self.ranks, where, self.values(row)))
+        self.store_row(row, one.value, list(self.first.shape[row]))
 
     def put_pieces(self, row: int, cut: Cut | None) -> None:
         """Pieces become the whole. Single numbers, which are none, become all of them."""
@@ -194,9 +194,9 @@ class _Merger:
             how = Sentence("one term of a sum that the dump does not have here; the statistics are those of all terms, on")
         elif cut is None and distances.elements(whole) == 1:
             how = Sentence("one number on each rank; the statistics are those of all numbers, on")
-        self.note(row, Sentence("{0} ranks {1}{2}", how, held, f" ({values})" if values else ""))
+        self.add_note(row, Sentence("{0} ranks {1}{2}", how, held, f" ({values})" if values else ""))
         value = weighted([(shape, beside.stats[place, row]) for place, _, shape in members])
-        self.put(row, value, whole)
+        self.store_row(row, value, whole)
         side = self.made.side
         for known in ("nans", "infs"):
             count = sum(getattr(beside.sides[place], known).get(at, 0) for place, at, _ in members)
@@ -208,7 +208,7 @@ class _Merger:
         twin = self.twins.get(row)
         return twin is not None and bool(self.beside.alike[twin]) and not self.told.is_cut(twin)
 
-    def put(self, row: int, value: Floats, shape: list[int]) -> None:
+    def store_row(self, row: int, value: Floats, shape: list[int]) -> None:
         side = self.made.side
         side.numbers[4 * row : 4 * row + 4] = array("d", value.tolist())
         side.shape[row] = shape

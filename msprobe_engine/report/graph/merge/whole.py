@@ -38,7 +38,7 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
     """Put the ranks of one model copy together.
 
     Args:
-        sides: by rank; their headers say where each stands (`places.placed`). One rank alone is a whole.
+        sides: by rank; their headers say where each stands (`device_mesh.add_mesh_to_header`). One rank alone is a whole.
 
     Raises:
         UsageError: they are stages of a pipeline, and the records do not tell what belongs to which micro batch; or have no statistics.
@@ -50,9 +50,12 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
         for group in device_mesh.groups(left, axis):
             if device_mesh.share_experts({rank: left[rank] for rank in group}):
                 left |= _all_experts({rank: left[rank] for rank in group}, axis)
-        left = {group[0]: _merged({rank: left[rank] for rank in group}, axis, found, notes) for group in device_mesh.groups(left, axis)}
+        left = {
+            group[0]: _merge_along_axis({rank: left[rank] for rank in group}, axis, found, notes)
+            for group in device_mesh.groups(left, axis)
+        }
     if len(left) > 1:
-        left = _joined(left, found)
+        left = _join_stages(left, found)
     if len(left) > 1 and experts.groups(left):
         left = experts.gathered(left)
         others = sorted(left)[1:]
@@ -91,19 +94,19 @@ def _all_experts(sides: Mapping[int, DumpTable], axis: str) -> dict[int, DumpTab
     return {rank: device_mesh.with_header(side, headers[rank]) for rank, side in experts.gathered(beside).items()}
 
 
-def _merged(sides: dict[int, DumpTable], axis: str, found: MergedRanks, notes: dict[int, dict[str, list[str]]]) -> DumpTable:
+def _merge_along_axis(sides: dict[int, DumpTable], axis: str, found: MergedRanks, notes: dict[int, dict[str, list[str]]]) -> DumpTable:
     if len(sides) == 1:
         return next(iter(sides.values()))
-    made = rows.merged(sides)
+    made = rows.merge_sides(sides)
     first = min(sides)
     known = notes.setdefault(first, {})
     for op, sentences in made.notes.items():
         known.setdefault(made.side.ops[op], []).extend(sentences)
-    _say(made, first, found)
+    _report_differences(made, first, found)
     return device_mesh.merged_along(made.side, axis)
 
 
-def _say(made: rows.Merged, first: int, found: MergedRanks) -> None:
+def _report_differences(made: rows.Merged, first: int, found: MergedRanks) -> None:
     """What of merged ranks differs that should not, and what of them is not shown."""
     if made.unlike:
         found.said.append(f"{len(made.unlike):,} tensors differ between ranks that should agree; the first is {made.unlike[0]}")
@@ -112,7 +115,7 @@ def _say(made: rows.Merged, first: int, found: MergedRanks) -> None:
         found.said.append(f"rank {rank}: {len(names):,} records have no counterpart on rank {first} and are not shown: {shown}")
 
 
-def _joined(sides: Mapping[int, DumpTable], found: MergedRanks) -> dict[int, DumpTable]:
+def _join_stages(sides: Mapping[int, DumpTable], found: MergedRanks) -> dict[int, DumpTable]:
     """Stages of a pipeline as one."""
     told = [place[1] for side in sides.values() if (place := device_mesh.mesh_of_header(side.header)) is not None]
     interleaved = any(sizes.get("vpp", 1) > 1 for sizes in told)

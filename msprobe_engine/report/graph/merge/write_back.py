@@ -126,16 +126,16 @@ def _record(side: DumpTable, record: int) -> dict[str, Any]:
         else:
             keys = parts[1:]
             section = first if backward or (keys and keys[0].isdecimal()) else "input_kwargs"
-        _put(sections.setdefault(section, {}), keys or ["0"], _item(side, row))
+        _insert_item(sections.setdefault(section, {}), keys or ["0"], _item(side, row))
     if sections or not found:
         for section in (first, *(() if backward else ("input_kwargs",)), "output"):
             sections.setdefault(section, {})
     for section, content in sections.items():
-        found[section] = content if section in ("input_kwargs", "parameters") else _listed(content, True)
-    return {key: _nested(value) if key in sections else value for key, value in found.items()}
+        found[section] = content if section in ("input_kwargs", "parameters") else _list_by_number(content, True)
+    return {key: _convert_nests(value) if key in sections else value for key, value in found.items()}
 
 
-def _put(place: dict[str, Any], keys: list[str], item: Any) -> None:
+def _insert_item(place: dict[str, Any], keys: list[str], item: Any) -> None:
     for key in keys[:-1]:
         inside = place.setdefault(key, {})
         if not isinstance(inside, _Nest):
@@ -148,23 +148,23 @@ class _Nest(dict[str, Any]):
     """Keys of a list, a tuple or a dictionary, until all of them are known."""
 
 
-def _nested(value: Any) -> Any:
+def _convert_nests(value: Any) -> Any:
     """Nests as lists where their keys count from 0, else as dictionaries."""
     if isinstance(value, _Nest):
-        return _listed(value, False)
+        return _list_by_number(value, False)
     if isinstance(value, list):
-        return [_nested(one) for one in value]
+        return [_convert_nests(one) for one in value]
     if isinstance(value, dict):
-        return {key: _nested(one) for key, one in value.items()}
+        return {key: _convert_nests(one) for key, one in value.items()}
     return value
 
 
-def _listed(content: Mapping[str, Any], always: bool) -> Any:
+def _list_by_number(content: Mapping[str, Any], always: bool) -> Any:
     """A list of what stands under 0, 1, ...; null where a number is missing. `always`: also where the keys are others."""
     numbers = {int(key) for key in content if key.isdecimal()}
     if len(numbers) == len(content) and (not content or max(numbers) < 10 * len(content) + 10):
-        return [_nested(content.get(str(n))) for n in range(max(numbers, default=-1) + 1)]
-    return [_nested(one) for one in content.values()] if always else {key: _nested(one) for key, one in content.items()}
+        return [_convert_nests(content.get(str(n))) for n in range(max(numbers, default=-1) + 1)]
+    return [_convert_nests(one) for one in content.values()] if always else {key: _convert_nests(one) for key, one in content.items()}
 
 
 def _item(side: DumpTable, row: int) -> Any:

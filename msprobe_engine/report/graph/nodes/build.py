@@ -265,7 +265,7 @@ def _collect_functions(graph: Graph) -> None:
     run: list[int] = []
     number = 0
 
-    def end() -> None:
+    def flush_run() -> None:
         nonlocal number
         if len(run) < 2:
             at_top.extend(run)
@@ -283,7 +283,7 @@ def _collect_functions(graph: Graph) -> None:
         if graph.types[node] == API:
             run.append(node)
         else:
-            end()
+            flush_run()
             at_top.append(node)
-    end()
+    flush_run()
     graph.children[ROOT] = at_top

@@ -66,7 +66,7 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
         partners = _by_layer(target, golden, options)
     else:
         partners = _by_name(target, golden, options.old)
-    found = Matched(partners, _turned(target, golden, partners))
+    found = Matched(partners, _invert_partners(target, golden, partners))
     if options.match == "structure" and aligned is not None and _left_over(target, golden, found):
         _complete(target, golden, found, aligned())
     return found
@@ -85,10 +85,10 @@ def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -
         if node >= 0 and other >= 0:
             partners[node] = other
     _without_records(target, golden, partners)
-    return Matched(partners, _turned(target, golden, partners))
+    return Matched(partners, _invert_partners(target, golden, partners))
 
 
-def _turned(target: Graph, golden: Graph, partners: list[int]) -> list[int]:
+def _invert_partners(target: Graph, golden: Graph, partners: list[int]) -> list[int]:
     """Target node of each golden node, -1; of several the last, level by level."""
     found = [-1] * len(golden)
     for node in outside_in(target):
@@ -134,8 +134,8 @@ def _fuzzy(target: Graph, golden: Graph, old: bool) -> list[int]:
         if target.types[node] != API:
             partners[node] = golden.index.get(target.names[node], -1)
             if partners[node] >= 0:
-                counted = dict(_counted(golden, partners[node]))
-                for key, call in _counted(target, node):
+                counted = dict(_number_calls(golden, partners[node]))
+                for key, call in _number_calls(target, node):
                     calls[call] = counted.get(key, -1)
     if old:
         for some in (partners, calls):
@@ -147,7 +147,7 @@ def _fuzzy(target: Graph, golden: Graph, old: bool) -> list[int]:
     return partners
 
 
-def _counted(graph: Graph, node: int) -> Iterator[tuple[tuple[str, int], int]]:
+def _number_calls(graph: Graph, node: int) -> Iterator[tuple[tuple[str, int], int]]:
     """Calls of functions right inside of a node: (name without numbers and ranks, the how manieth of that name), and the node."""
     counts: Counter[str] = Counter()
     for child in graph.children[node]:
@@ -216,18 +216,18 @@ def _left_over(target: Graph, golden: Graph, found: Matched) -> bool:
 def _complete(target: Graph, golden: Graph, found: Matched, aligned: Aligned) -> None:
     """Let the structure say which records belong together; nodes it says nothing about keep their partner while nobody else has it."""
     before = list(found.partners)
-    said, turned = _said(target, golden, aligned)
+    said, turned = _pair_by_records(target, golden, aligned)
     taken = set(said.values())
     partners = [said.get(node, other if other not in taken else -1) for node, other in enumerate(before)]
     _without_records(target, golden, partners)
     found.partners = partners
-    found.golden_partners = _turned(target, golden, partners)
+    found.golden_partners = _invert_partners(target, golden, partners)
     for other, node in turned.items():
         found.golden_partners[other] = node
     found.by_structure = {node for node, other in enumerate(partners) if other >= 0 and other != before[node]}
 
 
-def _said(target: Graph, golden: Graph, aligned: Aligned) -> tuple[dict[int, int], dict[int, int]]:
+def _pair_by_records(target: Graph, golden: Graph, aligned: Aligned) -> tuple[dict[int, int], dict[int, int]]:
     """Target node -> golden node, and golden node -> target node, by the records. Where several records stand for one (two frameworks),
     each of them is beside the one whose name they have together."""
     forward: dict[int, int] = {}

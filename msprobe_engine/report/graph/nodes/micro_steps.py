@@ -18,7 +18,7 @@ def set_micro_steps(graph: Graph, construct: Mapping[str, Any]) -> None:
     construct.json may say them (``[parent, micro step]``, Megatron under 26.2.0). Else a forward call of a module at the top that follows
     a backward one begins the next, and what stands between them belongs to the current one.
     """
-    said = _said(construct)
+    said = _read_micro_steps(construct)
     if said:
         _as_said(graph, said)
     else:
@@ -26,7 +26,7 @@ def set_micro_steps(graph: Graph, construct: Mapping[str, Any]) -> None:
     graph.micro_step_count = max(graph.micro_steps, default=0) + 1
 
 
-def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -> None:
+def copy_to_golden(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -> None:
     """Let the golden side's nodes have the micro steps of their partners, so that both sides of one are shown together.
 
     Args:
@@ -35,7 +35,7 @@ def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -
         exact: nodes below the root without a partner have the number that their name ends with, as in the existing tool; else the micro
             step of the node before them.
     """
-    if target.side is None or _said(target.side.construct):
+    if target.side is None or _read_micro_steps(target.side.construct):
         return
     at_top = golden.children[ROOT]
     known: dict[int, int] = {}
@@ -54,7 +54,7 @@ def follow(target: Graph, golden: Graph, partners: Sequence[int], exact: bool) -
     golden.micro_step_count = max(golden.micro_steps, default=0) + 1
 
 
-def _said(construct: Mapping[str, Any]) -> dict[str, int]:
+def _read_micro_steps(construct: Mapping[str, Any]) -> dict[str, int]:
     said = {name: names.node_micro_step(node) for name, node in construct.items()}
     return {name: number for name, number in said.items() if number is not None and number <= _MOST}
 

@@ -59,7 +59,7 @@ class PairedRows:
     @cached_property
     def outputs(self) -> Bools:
         """bool (n,): the rows that 26.2.0 takes for results: their name holds ``.output.``, and be it in the path of a module."""
-        return _holding(self.target.name, ".output.")[self.left]
+        return _mask_names_with(self.target.name, ".output.")[self.left]
 
     @cached_property
     def results(self) -> Bools:
@@ -142,10 +142,10 @@ def _places(side: DumpTable) -> Integers:
 def result_rows(side: DumpTable) -> Bools:
     """bool (rows,): rows that the existing tool shows as ``output_data``; what has ``.input.`` in its name, and be it in the path of a
     module, is shown as input."""
-    return factorize.once((side.name,), lambda: _holding(side.name, ".output.") & ~_holding(side.name, ".input."))
+    return factorize.once((side.name,), lambda: _mask_names_with(side.name, ".output.") & ~_mask_names_with(side.name, ".input."))
 
 
-def _holding(names: Sequence[str], part: str) -> Bools:
+def _mask_names_with(names: Sequence[str], part: str) -> Bools:
     return np.fromiter((part in name for name in names), bool, len(names))
 
 

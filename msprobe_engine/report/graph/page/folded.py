@@ -30,7 +30,7 @@ Groups = dict[int, list[list[int]]]
 """Node -> its children in groups, in order; one alone stays where it is."""
 
 
-def folded(graph: Graph) -> Graph:
+def fold_long_rows(graph: Graph) -> Graph:
     """The graph, or a copy in which no row of calls is longer than some tens."""
     numbers: Counter[str] = Counter()
     for _ in range(_TIMES):

@@ -20,7 +20,7 @@ from msprobe_engine.core.io.output_files import WholeFile, guard_writing
 from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
 from msprobe_engine.report.graph.page import details, flow
-from msprobe_engine.report.graph.page.folded import both_folded, folded
+from msprobe_engine.report.graph.page.folded import both_folded, fold_long_rows
 from msprobe_engine.report.graph.page.page_data import NONFINITE_OUT, UNMATCHED, Order, columns, stacks
 from msprobe_engine.report.graph.same_graphs import Alike
 from msprobe_engine.report.web.page import Packed, Verdict, pack, page
@@ -116,7 +116,7 @@ class PageWriter:
             self._spool.seek(start)
             yield name, Packed(self._spool.read(length))
 
-    def _keep(self, name: str, content: bytes) -> None:
+    def _spool_island(self, name: str, content: bytes) -> None:
         packed = pack(content)
         with guard_writing(self.path, "name another place"):
             start = self._spool.seek(0, os.SEEK_END)
@@ -124,7 +124,7 @@ class PageWriter:
         self._islands.append((name, start, len(packed)))
 
     def _alone(self, at: int, graph: Graph) -> dict[str, Any]:
-        graph = folded(graph)
+        graph = fold_long_rows(graph)
         order = Order(graph)
         island, flags = columns(graph, order)
         self._side(f"graph-{at}-0", graph, order, island, details.blocks(graph, order))
@@ -191,10 +191,10 @@ class PageWriter:
         }
 
     def _side(self, name: str, graph: Graph, order: Order, island: bytes, blocks: Iterator[bytes]) -> None:
-        self._keep(f"{name}-columns", island)
-        self._keep(f"{name}-stacks", stacks(graph, order))
+        self._spool_island(f"{name}-columns", island)
+        self._spool_island(f"{name}-stacks", stacks(graph, order))
         for number, block in enumerate(blocks):
-            self._keep(f"{name}-details{number}", block)
+            self._spool_island(f"{name}-details{number}", block)
 
 
 def _map(alike: Alike) -> dict[str, Any] | None:

@@ -113,10 +113,10 @@ def columns(
         "edge_count": counts,
         "edge_back": back,
     }
-    return _packed(held, {"links": {int(order.places[node]): _linked(several) for node, several in graph.links.items()}}), flags
+    return _pack_columns(held, {"links": {int(order.places[node]): _encode_links(several) for node, several in graph.links.items()}}), flags
 
 
-def _linked(several: Sequence[Link]) -> list[Any]:
+def _encode_links(several: Sequence[Link]) -> list[Any]:
     """``[ranks, name, level, kind]`` of the calls that one belongs together with; ranks whose calls are alike stand together."""
     found: dict[tuple[Any, ...], list[int]] = {}
     for link in several:
@@ -133,7 +133,7 @@ def stacks(graph: Graph, order: Order) -> bytes:
     return json.dumps({"lines": list(lines), "stacks": numbers}, separators=(",", ":")).encode()
 
 
-def _packed(held: Mapping[str, npt.NDArray[Any]], header: dict[str, Any]) -> bytes:
+def _pack_columns(held: Mapping[str, npt.NDArray[Any]], header: dict[str, Any]) -> bytes:
     kinds = {"uint8": "u1", "uint16": "u2", "int16": "i2", "int32": "i4", "uint32": "u4", "float32": "f4"}
     at, parts, described = 0, [], {}
     for name, column in held.items():

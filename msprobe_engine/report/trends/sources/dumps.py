@@ -30,7 +30,7 @@ from msprobe_engine.formats.dump.replicas.shared_columns import SharedColumns
 from msprobe_engine.formats.monitor.convert.dump2db import place_of, ranks_of
 from msprobe_engine.formats.monitor.series import Ids
 from msprobe_engine.report.trends.findings import moment_of
-from msprobe_engine.report.trends.pairing import depth, unwrapped
+from msprobe_engine.report.trends.pairing import depth, unwrap_name
 from msprobe_engine.report.trends.sources.order import Order
 from msprobe_engine.report.trends.sources.source import Part, Progress, Target, Wanted, with_absmax
 
@@ -95,24 +95,24 @@ class DumpSource:
         """Rows of a rank, metric by metric."""
         parts = self._kept.get(rank)
         if parts is None:
-            parts = self._made(rank, progress)
+            parts = self._read_rank(rank, progress)
             count = sum(len(part.ids) for part in parts)
             if count <= self._room:
                 self._kept[rank] = parts
                 self._room -= count
         yield from parts
 
-    def _made(self, rank: int, progress: Progress) -> list[Part]:
+    def _read_rank(self, rank: int, progress: Progress) -> list[Part]:
         self._expect(rank)
         rows: dict[str, _Rows] = {}
         for step, of, name in self._places:
             if of == rank:
                 if rank not in self._told:  # `pieces` counts one reading
                     progress(f"step {step} rank {rank}")
-                self._read(step, rank, name, rows)
+                self._read_step(step, rank, name, rows)
         self._told.add(rank)
         made = (found.part(rank, metric) for metric, found in rows.items())
-        return [part for each in made if (part := self._wanted.cut(each)) is not None]
+        return [part for each in made if (part := self._wanted.restrict_part(each)) is not None]
 
     def _expect(self, rank: int) -> None:
         """The workers of a cluster read the files of this rank and of some behind it."""
@@ -127,7 +127,7 @@ class DumpSource:
                 files += [self._dump.file(step, name)] if of in self._expected else []
         self._reader.expect(files)
 
-    def _read(self, step: int, rank: int, name: int | str, rows: dict[str, _Rows]) -> None:
+    def _read_step(self, step: int, rank: int, name: int | str, rows: dict[str, _Rows]) -> None:
         try:
             file = self._dump.file(step, name)
             table = read_side(file) if self._reader is None else self._reader.read(file)
@@ -265,9 +265,9 @@ def calls_of(table: DumpTable, times: int = 0) -> dict[str, Call]:
         node = node if node in construct else name
         micro = micro_of_root.get(_root(construct, node, roots), 0)
         if module_path(name):
-            prefix = unwrapped(prefix, times)
+            prefix = unwrap_name(prefix, times)
         elif module := module_path(construct.get(node) or ""):
-            module = unwrapped(f"{module}.", times).rstrip(".")
+            module = unwrap_name(f"{module}.", times).rstrip(".")
             prefix, micro = (f"{module}: {prefix}", micro) if module else (prefix, 0)
         found.append((name, Call(metric, prefix, number, micro)))
     numbers: dict[tuple[str, str, int], set[int]] = {}

@@ -66,24 +66,24 @@ class MonitorSource:
         families, scalars = self._run.families(rank), self._run.scalars(rank)
         if (times := scalars.get("step_seconds")) is not None:
             self._seconds[rank] = float(times.values[np.isfinite(times.values)].sum())
-        scalars = scalars if scalars or families else self._counted(rank)
-        if scalars and (part := self._wanted.cut(scalar_part(rank, scalars))) is not None:
+        scalars = scalars if scalars or families else self._count_alerts(rank)
+        if scalars and (part := self._wanted.restrict_part(scalar_part(rank, scalars))) is not None:
             yield part
         for family in families:
             progress(f"rank {rank} {family}")
             table = self._run.table(rank, family)
             for metric, keys in titles(table, family).items():
-                if (part := self._wanted.cut(self._part(rank, metric, family, table, keys))) is not None:
+                if (part := self._wanted.restrict_part(self._part(rank, metric, family, table, keys))) is not None:
                     yield part
         self._run.forget(rank)
 
-    def _counted(self, rank: int) -> dict[str, Series]:
+    def _count_alerts(self, rank: int) -> dict[str, Series]:
         """How many alerts a rank has in each step, for a rank that has written nothing else."""
         found = Counter(step for alert in self._run.alerts(rank) if isinstance(step := alert.get("step"), int))
         steps = sorted(found)
         return {"alerts": Series(np.array(steps, np.int64), np.array([found[step] for step in steps], np.float64))} if found else {}
 
-    def _masked(self, rank: int, table: Table) -> npt.NDArray[np.bool_]:
+    def _find_masked_rows(self, rank: int, table: Table) -> npt.NDArray[np.bool_]:
         """Rows with -Inf, and nothing else that is not finite, in steps without an alert, of a run that says that there were masks: its
         rule has looked at them and has seen no fault."""
         columns = table.values
@@ -109,7 +109,7 @@ class MonitorSource:
                 name = f"{name} [micro {micro}]"
             of_key[i] = numbers[Target(name, pp, max(key.vpp_stage, 0))]
         ids = of_key[table.ids]
-        masked = self._masked(rank, table) if family == "actv" else np.empty(0, bool)
+        masked = self._find_masked_rows(rank, table) if family == "actv" else np.empty(0, bool)
         part = Part(rank, metric, list(numbers), ids, table.steps, dict(table.values), masked=masked)
         if (outside := ids < 0).any():
             part = part.of(~outside)
@@ -117,7 +117,7 @@ class MonitorSource:
             count = sum(int(np.isnan(v).sum()) for v in part.values.values())
             if count:
                 self._ambiguous[f"{metric}: numbers that are {_EITHER}"] = count
-        values, there = with_absmax(part.values, written(part.values))
+        values, there = with_absmax(part.values, mask_written(part.values))
         return replace(part, values=values, there=there)
 
 
@@ -145,7 +145,7 @@ def scalar_part(rank: int, scalars: Mapping[str, Series]) -> Part:
     )
 
 
-def written(values: Mapping[str, Floats]) -> dict[str, npt.NDArray[np.bool_]]:
+def mask_written(values: Mapping[str, Floats]) -> dict[str, npt.NDArray[np.bool_]]:
     """Which rows have a number: a NaN is one only where the count of NaN or other statistics do not say that there was nothing.
 
     A tensor without elements has no norm and 0 NaN; a row that the existing tool fills with ``nan`` has no count either.

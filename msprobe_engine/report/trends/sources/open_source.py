@@ -9,7 +9,7 @@ from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.report.trends.sources.dumps import DumpSource
 from msprobe_engine.report.trends.sources.monitored import MonitorSource
-from msprobe_engine.report.trends.sources.source import Both, Source, Wanted, said
+from msprobe_engine.report.trends.sources.source import Both, Source, Wanted, format_problems
 
 
 def open_source(path: Path | str, wanted: Wanted | None = None, scheduler: str = "") -> Source:
@@ -40,7 +40,7 @@ def open_source(path: Path | str, wanted: Wanted | None = None, scheduler: str =
     joined = found[0] if len(found) == 1 else Both(root, found)
     if not joined.ranks:
         if joined.problems:
-            raise UsageError(f"{root}: no rank of it can be read{said(joined.problems)}")
+            raise UsageError(f"{root}: no rank of it can be read{format_problems(joined.problems)}")
         raise UsageError(f"{root}: has none of the ranks asked for" if wanted.ranks else f"{root}: no rank has written a number")
     return joined
 

@@ -35,10 +35,10 @@ class Order(Generic[T]):
             if not known and before is not None:
                 self._insert(item, before)
             elif begin:
-                self._put(begin, self._last[item])
+                self._insert_after(begin, self._last[item])
                 begin = []
             before = item
-        self._put(begin, self._last[None])
+        self._insert_after(begin, self._last[None])
 
     def __iter__(self) -> Iterator[T]:
         item = self._next[None]
@@ -49,7 +49,7 @@ class Order(Generic[T]):
     def __len__(self) -> int:
         return len(self._next) - 1
 
-    def _put(self, items: Sequence[T], before: T | None) -> None:
+    def _insert_after(self, items: Sequence[T], before: T | None) -> None:
         for item in items:
             self._insert(item, before)
             before = item

@@ -138,7 +138,7 @@ class Wanted:
         """Whether a name is among those wanted."""
         return not of or any(word.casefold() in text.casefold() for word in of)
 
-    def cut(self, part: Part) -> Part | None:
+    def restrict_part(self, part: Part) -> Part | None:
         """The part without what is not wanted, None when nothing is left."""
         if not self.takes(part.metric, self.metrics):
             return None
@@ -158,7 +158,7 @@ class Wanted:
         return replace(part, targets=[part.targets[i] for i in used.tolist()], ids=ids.astype(np.int64))
 
 
-def said(problems: Mapping[str, int]) -> str:
+def format_problems(problems: Mapping[str, int]) -> str:
     """The first problems of a run as the end of a message, "" without any."""
     return "".join(f"\n  {what}" for what in list(problems)[:_PROBLEMS_SAID])
 

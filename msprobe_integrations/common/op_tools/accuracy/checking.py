@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.accuracy.precheck.options import Work
-from msprobe_engine.accuracy.results import CallResult, not_judged, skipped
+from msprobe_engine.accuracy.results import CallResult, build_skipped_result, not_judged
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.io.output_files import write_file
@@ -43,7 +43,7 @@ def checked(name: str, arguments: RecordedArguments, check: Callable[[], tuple[C
     try:
         result, data = check()
     except (CannotRun, ProbeError) as error:  # the latter: of a damaged record
-        result = skipped(name, str(error))
+        result = build_skipped_result(name, str(error))
     except Exception as error:  # what operators raise is a `CannotRun` by now
         result = not_judged(name, error)
     return Checked(replace(arguments.told(result), seconds=time.perf_counter() - start), data)

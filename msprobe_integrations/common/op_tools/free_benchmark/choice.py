@@ -49,7 +49,7 @@ class Choice:
             dtype, shape: of the original result, as the framework prints them.
             place: which of several results.
         """
-        self.table.looked(base).add(judgement, input_change)
+        self.table.get_counts(base).add(judgement, input_change)
         if not judgement.consistent:
             self.table.row(self.rank, self.mode, self.stage, self.step, name, judgement, dtype, shape, place)
 

@@ -93,7 +93,7 @@ class Checker:
             self._inside = False
 
     def _looked_at(self, api: Api, base: str, name: str, arguments: Any, result: Any) -> Any:
-        looked = self._table.looked(base)
+        looked = self._table.get_counts(base)
         try:
             why = left_out(api, *arguments)
             if why is not None:
@@ -185,7 +185,7 @@ class Checker:
             raise_of_training(error)
             _forget()
             raise Unperturbed(f"no second run ({type(error).__name__})") from None
-        self._table.looked(f"{api.prefix}.{api.name}").checked += 1
+        self._table.get_counts(f"{api.prefix}.{api.name}").checked += 1
         return replaced
 
     # ---- gradients ----
@@ -201,7 +201,7 @@ class Checker:
             self._later.append(call._replace(arguments=mapped(call.arguments, copied)))
 
     def _gradients(self, call: _Later) -> None:
-        looked = self._table.looked(call.base)
+        looked = self._table.get_counts(call.base)
         try:
             results = _vjp(call.api, call.arguments)
             made, change = self._perturbed(call.arguments)

@@ -16,10 +16,10 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, skipped
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, TensorResult, build_skipped_result
 from msprobe_engine.accuracy.verdict.existing import comparable, old_status
 from msprobe_engine.accuracy.verdict.judge import judge
-from msprobe_engine.accuracy.verdict.metrics import working
+from msprobe_engine.accuracy.verdict.metrics import convert_to_working_types
 from msprobe_engine.accuracy.verdict.standards import NEW, OLD
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.capture.nested import mapper
@@ -81,7 +81,7 @@ class CheckerAsExisting:
         api = rest.rpartition(".")[0]
         function = find(f"{name}.forward") if kind in _EXECUTED else None
         if function is None:
-            return skipped(name, "the API is not known here"), {}
+            return build_skipped_result(name, "the API is not known here"), {}
         if "dropout" in api:
             function = _identity
         args, kwargs = self._arguments.of(name, record)
@@ -231,7 +231,7 @@ def _row(api: str, name: str, bench: Any, device: Any, version: str, quantized: 
     found = judge(api, name, b, d, _kind(bench), _kind(device))
     metrics, status = found.metrics, found.old_status
     if isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor):
-        b, d = working(b, d, found.device_dtype)
+        b, d = convert_to_working_types(b, d, found.device_dtype)
         metrics = metrics if comparable(b.dtype.name, d.dtype.name, version) else {}
         status = old_status(b, d, found.device_dtype, metrics, version)
         if quantized and "error_rate" in metrics and b.dtype.kind in "iu":

@@ -67,7 +67,7 @@ class Checker:
             try:
                 return self._before(prefix, api, base, name, func, (args, kwargs))
             except Unperturbed as error:
-                self._choice.table.looked(base).skip(str(error))
+                self._choice.table.get_counts(base).skip(str(error))
         return None
 
     def _before(self, prefix: str, api: str, base: str, name: str, func: Callable[..., Any], arguments: Any) -> Seen | None:
@@ -108,9 +108,9 @@ class Checker:
                 else:
                     self._compared(seen, outputs_of(result, (seen.tensors, {})))
             except Unperturbed as error:
-                self._choice.table.looked(seen.base).skip(str(error))
+                self._choice.table.get_counts(seen.base).skip(str(error))
             except (NotImplementedError, torch.cuda.OutOfMemoryError) as error:  # a kind of tensor, or a size, that nothing can be asked of
-                self._choice.table.looked(seen.base).skip(f"cannot be compared ({type(error).__name__})")
+                self._choice.table.get_counts(seen.base).skip(f"cannot be compared ({type(error).__name__})")
         return result
 
     def end_step(self) -> None:
@@ -176,7 +176,7 @@ class Checker:
         except Exception as error:
             raise_of_training(error)
             raise Unperturbed(f"no second run ({type(error).__name__})") from None
-        self._choice.table.looked(seen.base).checked += 1
+        self._choice.table.get_counts(seen.base).checked += 1
         return replaced
 
 

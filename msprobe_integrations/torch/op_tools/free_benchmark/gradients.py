@@ -82,7 +82,7 @@ class Gradients:
         """Gradients that have not come do not come."""
         for watched in self._watched:
             watched.handle.remove()
-            self._choice.table.looked(watched.seen.base).skip("no gradient came")
+            self._choice.table.get_counts(watched.seen.base).skip("no gradient came")
         self._watched.clear()
         self._held = 0
 
@@ -96,7 +96,7 @@ class Gradients:
             try:
                 self._compared(watched, gradients)
             except Unperturbed as error:
-                self._choice.table.looked(watched.seen.base).skip(str(error))
+                self._choice.table.get_counts(watched.seen.base).skip(str(error))
 
     def _compared(self, watched: _Watched, gradients: Sequence[torch.Tensor | None]) -> None:
         seen = watched.seen

@@ -63,7 +63,7 @@ class Pending:
             moved = [next(numbers) for _ in result.moved]
             change, size = norm_of([row[:2] for row in moved]), norm_of([row[2:] for row in moved])
             if moved and not change:
-                self._choice.table.looked(result.base).skip(_UNCHANGED)
+                self._choice.table.get_counts(result.base).skip(_UNCHANGED)
                 continue
             threshold = None
             if self._preheat is not None:

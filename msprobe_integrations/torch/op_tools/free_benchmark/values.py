@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 
 from msprobe_engine.accuracy.free_benchmark import perturb
-from msprobe_engine.accuracy.free_benchmark.judge import Measured, settled, small_value
+from msprobe_engine.accuracy.free_benchmark.judge import Measured, compute_tolerance, small_value
 from msprobe_engine.accuracy.free_benchmark.perturb import NOISE, Unperturbed
 from msprobe_integrations.common.capture.nested import lister, mapper
 
@@ -79,7 +79,7 @@ def measured(original: torch.Tensor, perturbed: torch.Tensor, mode: str, backwar
     """`judge.measure` of two tensors of one shape on one device: a tensor with `Measured.fields` numbers for each part. Does not wait
     for the device."""
     first, second = FLOATS.get(original.dtype, ""), FLOATS.get(perturbed.dtype, "")
-    small, (bits, least) = small_value(second, mode, backward), settled(first, mode)
+    small, (bits, least) = small_value(second, mode, backward), compute_tolerance(first, mode)
     how = _Rule(small, bits, least, mode == perturb.NO_CHANGE, None if mode in _STILL else mode == perturb.CHANGE_VALUE)
     return [_part(a, b, how) for a, b in parts(original.detach(), perturbed.detach())]
 
@@ -136,7 +136,7 @@ def _square(values: torch.Tensor) -> torch.Tensor:
 
 
 class _Rule(NamedTuple):
-    """`small_value`, `settled`, whether any difference counts, and whether a difference is taken by the norm (None: not at all)."""
+    """`small_value`, `compute_tolerance`, whether any difference counts, and whether a difference is taken by the norm (None: never)."""
 
     small: float
     bits: int

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from msprobe_engine.accuracy.precheck.options import ONLY_ACCELERATOR, Check, Work
-from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, skipped
+from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING, CallResult, build_skipped_result
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.dump import layout
@@ -108,7 +108,9 @@ def make_check(work: Work) -> Check:
         places = {data_name: (shard, key) for data_name, (shard, key) in tensors.items()}
         for item in _tensors_in(inputs):
             if item.get("data_name") not in places and not item.get("ignored"):
-                return skipped(name, f"a tensor of it ({item.get('data_name') or 'without values'}) has not arrived or was not saved")
+                return build_skipped_result(
+                    name, f"a tensor of it ({item.get('data_name') or 'without values'}) has not arrived or was not saved"
+                )
         files.use(directory, places)
         result = checker.check(name, record, backward, recorded=True).result
         return _as_existing(result) if work.compat else result

@@ -21,9 +21,9 @@ from msprobe_engine.config.launch_scripts.shell.values import (
     Text,
     Unknown,
     certain_before,
-    known,
+    known_text,
     readable,
-    shown,
+    show_text,
 )
 
 _ASKING = frozenset("grep egrep fgrep which type hash ls find curl wget ping pgrep nvidia-smi npu-smi diff cmp git kill".split())  # noqa: SIM905
@@ -32,13 +32,13 @@ _ASKING = frozenset("grep egrep fgrep which type hash ls find curl wget ping pgr
 
 def external_status(fields: list[Text]) -> Status:
     """How a started command ends: well, unless it is one of those that ask."""
-    name = shown(fields[0]).rpartition("/")[2]
-    inline = name.startswith("python") and len(fields) > 1 and shown(fields[1]) in ("-c", "-")
+    name = show_text(fields[0]).rpartition("/")[2]
+    inline = name.startswith("python") and len(fields) > 1 and show_text(fields[1]) in ("-c", "-")
     return None if inline or name in _ASKING else True
 
 
 def _set(call: Call) -> Status:
-    words = [shown(field) for field in call.fields]
+    words = [show_text(field) for field in call.fields]
     i = 1
     while i < len(words) and words[i].startswith(("-", "+")) and words[i] != "--":
         word = words[i]
@@ -55,7 +55,7 @@ def _set(call: Call) -> Status:
 
 
 def _shift(call: Call) -> Status:
-    count = known(call.fields[1]) if len(call.fields) > 1 else "1"
+    count = known_text(call.fields[1]) if len(call.fields) > 1 else "1"
     positional = call.state.positional
     if positional is None:
         return True
@@ -79,13 +79,13 @@ def _return(call: Call) -> Status:
 def _code(fields: list[Text], state: State) -> Status:
     if len(fields) < 2:
         return state.status
-    code = known(fields[1])
+    code = known_text(fields[1])
     return None if code is None else code == "0"
 
 
 def _break(call: Call) -> Status:
-    count = known(call.fields[1]) if len(call.fields) > 1 else "1"
-    raise Break(int(count) if count and count.isdigit() and len(count) < 4 else 1, shown(call.fields[0]) == "continue")
+    count = known_text(call.fields[1]) if len(call.fields) > 1 else "1"
+    raise Break(int(count) if count and count.isdigit() and len(count) < 4 else 1, show_text(call.fields[0]) == "continue")
 
 
 def _exec(call: Call) -> Status:
@@ -95,10 +95,10 @@ def _exec(call: Call) -> Status:
 
 
 def _command(call: Call) -> Status:
-    if len(call.fields) > 1 and shown(call.fields[1]) in ("-v", "-V"):
+    if len(call.fields) > 1 and show_text(call.fields[1]) in ("-v", "-V"):
         call.evaluator.unknown_output("command -v", call.at)
         return None
-    rest = [field for i, field in enumerate(call.fields[1:]) if i or shown(field) != "-p"]
+    rest = [field for i, field in enumerate(call.fields[1:]) if i or show_text(field) != "-p"]
     return call.evaluator.command(rest, [], {}, call.state, call.at) if rest else True
 
 
@@ -107,7 +107,7 @@ def _eval(call: Call) -> Status:
     for field in call.fields[1:]:
         line.extend([*([Known(" ", call.at)] if line else []), *field])
     if not readable(tuple(line)):
-        call.evaluator.context.note(call.at, f"'eval' of a text that is not known ({short(shown(tuple(line)))}) is not read")
+        call.evaluator.context.add_note(call.at, f"'eval' of a text that is not known ({short(show_text(tuple(line)))}) is not read")
         return None
     call.evaluator.script(call.evaluator.context.paste(tuple(line)), call.at.file, call.state, call.at.line)
     return call.state.status
@@ -116,11 +116,11 @@ def _eval(call: Call) -> Status:
 def _source(call: Call) -> Status:
     if len(call.fields) < 2:
         return False
-    path = known(call.fields[1])
+    path = known_text(call.fields[1])
     found = call.evaluator.find(path, call.state, call.at) if path is not None else None
     if found is None:
         if path is None:
-            call.evaluator.context.note(call.at, f"the sourced file {shown(call.fields[1])} is not known; what it sets is not read")
+            call.evaluator.context.add_note(call.at, f"the sourced file {show_text(call.fields[1])} is not known; what it sets is not read")
         return True
     positional = call.state.positional
     if len(call.fields) > 2:
@@ -136,8 +136,8 @@ def _source(call: Call) -> Status:
 
 
 def _cd(call: Call) -> Status:
-    words = [field for field in call.fields[1:] if not shown(field).startswith("-")]
-    path = known(words[0]) if words else None
+    words = [field for field in call.fields[1:] if not show_text(field).startswith("-")]
+    path = known_text(words[0]) if words else None
     if path is None:
         call.state.directory = None
     elif os.path.isabs(path):
@@ -158,7 +158,7 @@ def _from_here(path: str, at: Place) -> str | None:
 def _let(call: Call) -> Status:
     status: Status = None
     for field in call.fields[1:]:
-        text = known(field)
+        text = known_text(field)
         try:
             status = (
                 None
@@ -172,8 +172,8 @@ def _let(call: Call) -> Status:
 
 def _bracket(call: Call) -> Status:
     operands = call.fields[1:]
-    if shown(call.fields[0]) == "[":
-        if not operands or shown(operands[-1]) != "]":
+    if show_text(call.fields[0]) == "[":
+        if not operands or show_text(operands[-1]) != "]":
             return False
         operands = operands[:-1]
     return conditions.bracket(operands, call.evaluator.expander, call.state)
@@ -184,12 +184,12 @@ def _getopts(call: Call) -> Status:
     ``OPTIND``, where the shell has it, too."""
     state, assign = call.state, call.evaluator.expander.assign
     if state.positional is None and len(call.fields) < 4:
-        call.evaluator.context.note(call.at, "the options of the script are not given; taken as none")
+        call.evaluator.context.add_note(call.at, "the options of the script are not given; taken as none")
         return False
     given = call.fields[3:] or list(state.positional or ())
-    options, name = (known(field) for field in call.fields[1:3]) if len(call.fields) > 2 else (None, None)
+    options, name = (known_text(field) for field in call.fields[1:3]) if len(call.fields) > 2 else (None, None)
     at, within = (_number_of(state, variable) for variable in ("OPTIND", _WITHIN))
-    word = known(given[at - 1]) if at is not None and 0 < at <= len(given) else ""
+    word = known_text(given[at - 1]) if at is not None and 0 < at <= len(given) else ""
     if options is None or not name or at is None or within is None or word is None:
         for variable in ("OPTARG", "OPTIND", *([name] if name else [])):
             assign(variable, (Unknown(f"${variable}", "is of options that are not known", call.at),), state)
@@ -216,7 +216,7 @@ _WITHIN = "OPTIND within a word"
 def _number_of(state: State, name: str) -> int | None:
     """A number that a variable holds, 1 where it is not set; None where that is not known."""
     value = state.value_of(name)
-    text = "1" if value is None else known(value)
+    text = "1" if value is None else known_text(value)
     return int(text) if text is not None and text.isdigit() and len(text) < 8 else None
 
 

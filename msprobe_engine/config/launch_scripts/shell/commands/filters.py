@@ -17,7 +17,7 @@ _ESCAPES = {"n": "\n", "t": "\t", "\\": "\\", "0": "\0"}
 _SED = re.compile(r"s([/|,#:])((?:(?!\1)[\w .,:=/@%-]|\\[/.])*)\1((?:(?!\1)[^&\\\n])*)\1(g?)")
 
 
-def filtered(words: list[str], text: str) -> str | None:
+def filter_text(words: list[str], text: str) -> str | None:
     """The output of a filter for an input; None: it is no filter, or a form of it that is not known."""
     form = _TABLE.get(words[0])
     if form is None or len(text) > MAX_INPUT:

@@ -8,15 +8,15 @@ from collections.abc import Callable
 
 from msprobe_engine.config.launch_scripts.shell.commands.call import Builtin, Call
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic
-from msprobe_engine.config.launch_scripts.shell.expansion.expand import WHITESPACE, cut
-from msprobe_engine.config.launch_scripts.shell.values import Known, State, Status, Text, Unknown, Variable, known, shown
+from msprobe_engine.config.launch_scripts.shell.expansion.expand import WHITESPACE, split_fields
+from msprobe_engine.config.launch_scripts.shell.values import Known, State, Status, Text, Unknown, Variable, known_text, show_text
 
 
 def echo(call: Call) -> Status:
     rest, newline, escapes = call.fields[1:], True, False
-    while rest and re.fullmatch(r"-[neE]+", shown(rest[0])):
-        newline &= "n" not in shown(rest[0])
-        escapes |= "e" in shown(rest[0])
+    while rest and re.fullmatch(r"-[neE]+", show_text(rest[0])):
+        newline &= "n" not in show_text(rest[0])
+        escapes |= "e" in show_text(rest[0])
         rest = rest[1:]
     out: list[Known | Unknown] = []
     for i, field in enumerate(rest):
@@ -24,12 +24,12 @@ def echo(call: Call) -> Status:
             out.append(Known(" ", call.at))
         out.extend(field)
     if escapes:
-        out = [Known(_escaped(piece.text), piece.at) if isinstance(piece, Known) else piece for piece in out]
+        out = [Known(_replace_escapes(piece.text), piece.at) if isinstance(piece, Known) else piece for piece in out]
     call.evaluator.emit((*out, *([Known("\n", call.at)] if newline else [])))
     return True
 
 
-def _escaped(text: str) -> str:
+def _replace_escapes(text: str) -> str:
     return re.sub(
         r"\\([\\abefnrtv])",
         lambda m: {"n": "\n", "t": "\t", "\\": "\\", "r": "\r", "a": "\a", "b": "\b", "e": "\x1b", "f": "\f", "v": "\v"}[m[1]],
@@ -40,10 +40,10 @@ def _escaped(text: str) -> str:
 def printf(call: Call) -> Status:
     target = None
     rest = call.fields[1:]
-    if len(rest) > 1 and shown(rest[0]) == "-v":
-        target, rest = shown(rest[1]), rest[2:]
-    texts = [known(field) for field in rest]
-    text = _formatted(texts[0] or "", [text or "" for text in texts[1:]]) if texts and all(text is not None for text in texts) else None
+    if len(rest) > 1 and show_text(rest[0]) == "-v":
+        target, rest = show_text(rest[1]), rest[2:]
+    texts = [known_text(field) for field in rest]
+    text = _format_printf(texts[0] or "", [text or "" for text in texts[1:]]) if texts and all(text is not None for text in texts) else None
     result: Text = (Unknown("printf", "is the output of a command", call.at),) if text is None else (Known(text, call.at),)
     if target is not None:
         call.evaluator.expander.assign(target, result, call.state)
@@ -52,9 +52,9 @@ def printf(call: Call) -> Status:
     return True
 
 
-def _formatted(form: str, values: list[str]) -> str | None:
+def _format_printf(form: str, values: list[str]) -> str | None:
     """``printf`` with %s, %d, %q-free forms; None where the form is another."""
-    pieces = re.split(r"(%%|%[-0]?\d{0,3}[sdi])", _escaped(form))
+    pieces = re.split(r"(%%|%[-0]?\d{0,3}[sdi])", _replace_escapes(form))
     slots = sum(piece not in ("", "%%") and piece[0] == "%" for piece in pieces[1::2])
     if any("%" in piece for piece in pieces[::2]):
         return None
@@ -78,7 +78,7 @@ def _formatted(form: str, values: list[str]) -> str | None:
 def read(call: Call) -> Status:
     array, names, skip = "", [], False
     for field in call.fields[1:]:
-        word = shown(field)
+        word = show_text(field)
         if skip:
             skip = False
             array = word if array == "?" else array
@@ -87,22 +87,22 @@ def read(call: Call) -> Status:
             skip = word[-1] in "adinNptu"
         else:
             names.append(word)
-    text = known(call.evaluator.input) if call.evaluator.input is not None else None
+    text = known_text(call.evaluator.input) if call.evaluator.input is not None else None
     if text is None:
         for name in [*names, *([array] if array else [])]:
             unknown = Unknown(f"${name}", "is read from a file or the output of a command", call.at, many=name == array)
             if name == array:
-                call.state.put(name, Variable(items={0: (unknown,)}))
+                call.state.set_variable(name, Variable(items={0: (unknown,)}))
             else:
                 call.evaluator.expander.assign(name, (unknown,), call.state)
         return None
     line, _, rest = text.partition("\n")
     call.evaluator.input = (Known(rest, call.at),)
     separators = call.state.lookup("IFS")
-    value = known(separators.value() or ()) if separators is not None else WHITESPACE
-    words = [content for kind, content in cut(line, value if value is not None else WHITESPACE) if kind == "text"]
+    value = known_text(separators.value() or ()) if separators is not None else WHITESPACE
+    words = [content for kind, content in split_fields(line, value if value is not None else WHITESPACE) if kind == "text"]
     if array:
-        call.state.put(array, Variable(items={i: (Known(word, call.at),) for i, word in enumerate(words)}))
+        call.state.set_variable(array, Variable(items={i: (Known(word, call.at),) for i, word in enumerate(words)}))
     for i, name in enumerate(names or (["REPLY"] if not array else [])):
         last = i == len(names) - 1
         content = (
@@ -119,18 +119,20 @@ def read(call: Call) -> Status:
 
 
 def read_lines(call: Call) -> Status:
-    name = shown(call.fields[-1]) if len(call.fields) > 1 and not shown(call.fields[-1]).startswith("-") else "MAPFILE"
-    text = known(call.evaluator.input) if call.evaluator.input is not None else None
-    if text is not None and any(shown(field) == "-t" for field in call.fields):
-        call.state.put(name, Variable(items={i: (Known(line, call.at),) for i, line in enumerate(text.splitlines())}))
+    name = show_text(call.fields[-1]) if len(call.fields) > 1 and not show_text(call.fields[-1]).startswith("-") else "MAPFILE"
+    text = known_text(call.evaluator.input) if call.evaluator.input is not None else None
+    if text is not None and any(show_text(field) == "-t" for field in call.fields):
+        call.state.set_variable(name, Variable(items={i: (Known(line, call.at),) for i, line in enumerate(text.splitlines())}))
         return True
-    call.state.put(name, Variable(items={0: (Unknown(f"${name}", "is read from a file or the output of a command", call.at, many=True),)}))
+    call.state.set_variable(
+        name, Variable(items={0: (Unknown(f"${name}", "is read from a file or the output of a command", call.at, many=True),)})
+    )
     return None
 
 
 def cat(call: Call) -> Status:
     """``cat <<END``; of files only those that the script wrote are known."""
-    names = [shown(field) for field in call.fields[1:] if not shown(field).startswith("-") or shown(field) == "-"]
+    names = [show_text(field) for field in call.fields[1:] if not show_text(field).startswith("-") or show_text(field) == "-"]
     for name in names or ["-"]:
         if name == "-" and call.evaluator.input is not None:
             call.evaluator.emit(call.evaluator.input)
@@ -143,9 +145,9 @@ def cat(call: Call) -> Status:
 
 def tee(call: Call) -> Status:
     for field in call.fields[1:]:
-        path = known(field)
+        path = known_text(field)
         if call.evaluator.input is not None and path and not path.startswith("-"):
-            call.state.write(path, any(shown(field) == "-a" for field in call.fields), call.evaluator.input)
+            call.state.write(path, any(show_text(field) == "-a" for field in call.fields), call.evaluator.input)
     if call.evaluator.input is not None:
         call.evaluator.emit(call.evaluator.input)
     else:
@@ -157,11 +159,11 @@ def path_word(change: Callable[[str, State], str | None]) -> Builtin:
     """A command whose output is a function of one path, and of the working directory."""
 
     def act(call: Call) -> Status:
-        words = [field for field in call.fields[1:] if not shown(field).startswith("-")]
-        path = known(words[0]) if words else ""
+        words = [field for field in call.fields[1:] if not show_text(field).startswith("-")]
+        path = known_text(words[0]) if words else ""
         result = change(path, call.state) if path is not None and len(words) <= 1 else None
         if result is None:
-            call.evaluator.unknown_output(" ".join(map(shown, call.fields)), call.at)
+            call.evaluator.unknown_output(" ".join(map(show_text, call.fields)), call.at)
         else:
             call.evaluator.emit((Known(result + "\n", call.at),))
         return True
@@ -170,7 +172,7 @@ def path_word(change: Callable[[str, State], str | None]) -> Builtin:
 
 
 def basename(call: Call) -> Status:
-    texts = [known(field) for field in call.fields[1:]]
+    texts = [known_text(field) for field in call.fields[1:]]
     if not texts or len(texts) > 2 or any(text is None or text.startswith("-") for text in texts):
         call.evaluator.unknown_output("basename", call.at)
         return True
@@ -201,7 +203,7 @@ def real(path: str, state: State) -> str | None:
 
 
 def seq(call: Call) -> Status:
-    texts = [known(field) for field in call.fields[1:]]
+    texts = [known_text(field) for field in call.fields[1:]]
     if not texts or len(texts) > 3 or not all(text is not None and re.fullmatch(r"-?\d{1,9}", text) for text in texts):
         call.evaluator.unknown_output("seq", call.at)
         return True
@@ -225,7 +227,7 @@ def _no_assignment(_: str, __: int) -> None:
 
 
 def expr(call: Call) -> Status:
-    texts = [known(field) for field in call.fields[1:]]
+    texts = [known_text(field) for field in call.fields[1:]]
     if texts and all(text is not None and re.fullmatch(r"-?\d{1,18}|[-+*/%()]", text) for text in texts):
         try:
             number = arithmetic.value(" ".join(text or "" for text in texts), _no_variable, _no_assignment)

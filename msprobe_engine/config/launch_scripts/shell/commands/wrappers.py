@@ -6,7 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, known, shown
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, known_text, show_text
 
 # fmt: off
 WRAPPERS = frozenset({
@@ -45,7 +45,7 @@ class Unwrapped:
 
 def name_of(text: Text) -> str:
     """The name of a program without its directory, also where the directory is not known."""
-    return shown(text).rstrip("/").rpartition("/")[2]
+    return show_text(text).rstrip("/").rpartition("/")[2]
 
 
 def unwrap(fields: Sequence[Text], env: dict[str, Text]) -> Unwrapped:
@@ -56,7 +56,7 @@ def unwrap(fields: Sequence[Text], env: dict[str, Text]) -> Unwrapped:
     for _ in range(20):
         name = name_of(argv[0])
         if name in WRAPPERS:
-            start = _started(name, argv)
+            start = _find_command_start(name, argv)
             _environment(name, argv[1:start] if start else argv[1:], env)
             if not start:
                 break
@@ -65,7 +65,7 @@ def unwrap(fields: Sequence[Text], env: dict[str, Text]) -> Unwrapped:
         elif name in ("sbatch", "qsub") and (text := _option(argv, "--wrap")) is not None:
             return Unwrapped("text", (text,), env, tuple(outer))
         elif name == "sbatch":
-            start = next((i for i, word in enumerate(argv[1:], 1) if shown(word).endswith((".sh", ".sbatch", ".slurm", ".bash"))), 0)
+            start = next((i for i, word in enumerate(argv[1:], 1) if show_text(word).endswith((".sh", ".sbatch", ".slurm", ".bash"))), 0)
             return (
                 Unwrapped("script", tuple(argv[start:]), env, (*outer, tuple(argv[:start])))
                 if start
@@ -86,14 +86,14 @@ def unwrap(fields: Sequence[Text], env: dict[str, Text]) -> Unwrapped:
 _ENV_WITH_VALUE = ("-u", "--unset", "-C", "--chdir")
 
 
-def _started(name: str, argv: list[Text]) -> int:
+def _find_command_start(name: str, argv: list[Text]) -> int:
     """Where in the words of a wrapper the command begins; 0: there is none.
 
     Options of wrappers are many, and which of them take a value differs; the first word that is a known program is taken, else for
     those whose options are few the first that is no option.
     """
     if name == "env":
-        words = [shown(word) for word in argv]
+        words = [show_text(word) for word in argv]
         return next(
             (
                 i
@@ -103,7 +103,7 @@ def _started(name: str, argv: list[Text]) -> int:
             0,
         )
     for i, word in enumerate(argv[1:], 1):
-        text, base = shown(word), name_of(word)
+        text, base = show_text(word), name_of(word)
         if text == "--" and name in ("msprobe", "ray", "kubectl"):
             return i + 1 if i + 1 < len(argv) else 0
         if text.startswith("-"):
@@ -111,26 +111,26 @@ def _started(name: str, argv: list[Text]) -> int:
         if base in SHELLS or base in WRAPPERS or _PROGRAMS.fullmatch(base):
             return i
     if name in ("nohup", "time", "setsid", "unbuffer", "catchsegv"):
-        return next((i for i, word in enumerate(argv[1:], 1) if not shown(word).startswith("-")), 0)
+        return next((i for i, word in enumerate(argv[1:], 1) if not show_text(word).startswith("-")), 0)
     return 0
 
 
 def _environment(name: str, options: list[Text], env: dict[str, Text]) -> None:
     """Variables that a wrapper sets: ``env A=1``, ``sudo A=1``, ``mpirun -x A=1``, ``srun --export=ALL,A=1``, ``docker run -e A=1``."""
-    texts = [shown(option) for option in options]
+    texts = [show_text(option) for option in options]
     for i, (text, option) in enumerate(zip(texts, options)):
         before = texts[i - 1] if i else ""
         if (name in ("env", "sudo") and _ASSIGNED.match(text)) or (
             (before in ("-x", "-genv", "-env", "-e", "--env") and _ASSIGNED.match(text)) and name != "srun"
         ):
-            _put(option, env)
+            _store_variable(option, env)
         elif text.startswith("--export=") or (before == "--export" and name == "srun"):
             for piece in text.removeprefix("--export=").split(","):
-                if _ASSIGNED.match(piece) and known(option) is not None:
+                if _ASSIGNED.match(piece) and known_text(option) is not None:
                     env[piece.partition("=")[0]] = (Known(piece.partition("=")[2], _place(option)),)
 
 
-def _put(option: Text, env: dict[str, Text]) -> None:
+def _store_variable(option: Text, env: dict[str, Text]) -> None:
     first = option[0]
     if isinstance(first, Known) and "=" in first.text:
         key, _, rest = first.text.partition("=")
@@ -147,7 +147,7 @@ def _option(argv: list[Text], name: str) -> Text | None:
         first = word[0]
         if isinstance(first, Known) and first.text.startswith(name + "="):
             return (Known(first.text[len(name) + 1 :], first.at), *word[1:])
-        if shown(word) == name and i + 1 < len(argv):
+        if show_text(word) == name and i + 1 < len(argv):
             return argv[i + 1]
     return None
 
@@ -157,7 +157,7 @@ def _remote(name: str, argv: list[Text]) -> Text | None:
     values = _REMOTE_VALUES[name]
     i, host = 1, name != "ssh"
     while i < len(argv):
-        text = shown(argv[i])
+        text = show_text(argv[i])
         if text.startswith("-") and len(text) > 1:
             i += 2 if len(text) == 2 and text[1] in values else 1
         elif not host:
@@ -177,7 +177,7 @@ def _shell(argv: list[Text], env: dict[str, Text], outer: tuple[tuple[Text, ...]
     """``bash -c text``, ``bash script arguments``, ``bash -s``, ``bash``."""
     i = 1
     while i < len(argv):
-        text = shown(argv[i])
+        text = show_text(argv[i])
         if text in ("-o", "+o", "-O", "--rcfile", "--init-file"):
             i += 2
         elif text == "--":

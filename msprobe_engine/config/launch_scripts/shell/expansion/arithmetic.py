@@ -18,7 +18,7 @@ class SumError(Exception):
     """The expression is none, or divides by zero; the message is a phrase."""
 
 
-def wrapped(number: int) -> int:
+def wrap_to_64_bits(number: int) -> int:
     """As a signed integer of 64 bits."""
     return (number + (1 << 63)) % (1 << 64) - (1 << 63)
 
@@ -57,7 +57,7 @@ class _Sum:
             raise SumError(f"'{self._tokens[self._at]}' is not expected")
         return result
 
-    def _take(self, *allowed: str) -> str:
+    def _next_of(self, *allowed: str) -> str:
         if self._at < len(self._tokens) and self._tokens[self._at] in allowed:
             self._at += 1
             return self._tokens[self._at - 1]
@@ -65,7 +65,7 @@ class _Sum:
 
     def _comma(self) -> int:
         result = self._assignment()
-        while self._take(","):
+        while self._next_of(","):
             result = self._assignment()
         return result
 
@@ -79,7 +79,7 @@ class _Sum:
             if re.match(r"[A-Za-z_]", name) and operator in _ASSIGNING:
                 self._at += 2
                 right = self._assignment()
-                result = right if operator == "=" else _combined(operator[:-1], self._variable(name), right)
+                result = right if operator == "=" else _apply_operator(operator[:-1], self._variable(name), right)
                 self._put(name, result)
                 return result
             return self._choice()
@@ -88,14 +88,14 @@ class _Sum:
 
     def _choice(self) -> int:
         condition = self._binary(0)
-        if not self._take("?"):
+        if not self._next_of("?"):
             return condition
         get, put = self._get, self._put
-        self._put = put if condition else _ignored
+        self._put = put if condition else _ignore_assignment
         first = self._assignment()
-        if not self._take(":"):
+        if not self._next_of(":"):
             raise SumError("':' is missing")
-        self._put = _ignored if condition else put
+        self._put = _ignore_assignment if condition else put
         second = self._assignment()
         self._get, self._put = get, put
         return first if condition else second
@@ -104,19 +104,19 @@ class _Sum:
         if level == len(_BINARY):
             return self._power()
         left = self._binary(level + 1)
-        while operator := self._take(*_BINARY[level]):
+        while operator := self._next_of(*_BINARY[level]):
             put = self._put
             skipped = (operator == "&&" and not left) or (operator == "||" and bool(left))
             if skipped:
-                self._put = _ignored
+                self._put = _ignore_assignment
             right = self._binary(level + 1)
             self._put = put
-            left = int(bool(left)) if skipped else _combined(operator, left, right)
+            left = int(bool(left)) if skipped else _apply_operator(operator, left, right)
         return left
 
     def _power(self) -> int:
         base = self._unary()
-        if not self._take("**"):
+        if not self._next_of("**"):
             return base
         self._depth += 1
         if self._depth > MAX_DEPTH:
@@ -125,25 +125,25 @@ class _Sum:
         self._depth -= 1
         if exponent < 0:
             raise SumError("the exponent is below zero")
-        return wrapped(pow(base, exponent, 1 << 64))
+        return wrap_to_64_bits(pow(base, exponent, 1 << 64))
 
     def _unary(self) -> int:
         signs = []
-        while operator := self._take("++", "--", "+", "-", "!", "~"):
+        while operator := self._next_of("++", "--", "+", "-", "!", "~"):
             if operator in ("++", "--") and self._at < len(self._tokens) and re.match(r"[A-Za-z_]", self._tokens[self._at]):
                 name = self._tokens[self._at]
-                self._put(name, wrapped(self._variable(name) + (1 if operator == "++" else -1)))
+                self._put(name, wrap_to_64_bits(self._variable(name) + (1 if operator == "++" else -1)))
                 break
             signs.append(operator)
         result = self._atom()
         for sign in reversed(signs):
             result = {"-": -result, "!": int(not result), "~": ~result}.get(sign, result)
-        return wrapped(result)
+        return wrap_to_64_bits(result)
 
     def _atom(self) -> int:
-        if self._take("("):
+        if self._next_of("("):
             result = self._comma()
-            if not self._take(")"):
+            if not self._next_of(")"):
                 raise SumError("')' is missing")
             return result
         if self._at >= len(self._tokens):
@@ -155,8 +155,8 @@ class _Sum:
         if not re.match(r"[A-Za-z_]", token):
             raise SumError(f"'{token}' is not expected")
         result = self._variable(token)
-        if operator := self._take("++", "--"):
-            self._put(token, wrapped(result + (1 if operator == "++" else -1)))
+        if operator := self._next_of("++", "--"):
+            self._put(token, wrap_to_64_bits(result + (1 if operator == "++" else -1)))
         return result
 
     def _variable(self, name: str) -> int:
@@ -169,7 +169,7 @@ class _Sum:
         return _Sum(text, self._get, self._put, self._depth + 2).all()
 
 
-def _ignored(name: str, number: int) -> None:
+def _ignore_assignment(name: str, number: int) -> None:
     """Assignments of a branch that is not taken."""
 
 
@@ -179,20 +179,20 @@ def _number(token: str) -> int:
             base, _, digits = token.partition("#")
             if not 2 <= int(base) <= 36:
                 raise SumError(f"the base of '{token}' is not from 2 to 36")
-            return wrapped(int(digits, int(base)))
+            return wrap_to_64_bits(int(digits, int(base)))
         if token[:2] in ("0x", "0X"):
-            return wrapped(int(token, 16))
-        return wrapped(int(token, 8) if token.startswith("0") else int(token))
+            return wrap_to_64_bits(int(token, 16))
+        return wrap_to_64_bits(int(token, 8) if token.startswith("0") else int(token))
     except ValueError:
         raise SumError(f"'{token[:40]}' is no number") from None
 
 
-def _combined(operator: str, a: int, b: int) -> int:
+def _apply_operator(operator: str, a: int, b: int) -> int:
     if operator in ("/", "%"):
         if b == 0:
             raise SumError("division by zero")
         quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-        return wrapped(quotient if operator == "/" else a - b * quotient)
+        return wrap_to_64_bits(quotient if operator == "/" else a - b * quotient)
     results: dict[str, Callable[[], int]] = {
         "||": lambda: int(bool(a) or bool(b)),
         "&&": lambda: int(bool(a) and bool(b)),
@@ -211,4 +211,4 @@ def _combined(operator: str, a: int, b: int) -> int:
         "-": lambda: a - b,
         "*": lambda: a * b,
     }
-    return wrapped(results[operator]())
+    return wrap_to_64_bits(results[operator]())

@@ -14,7 +14,7 @@ _RANGE = re.compile(r"(-?\d{1,18})\.\.(-?\d{1,18})(?:\.\.(-?\d{1,9}))?|([A-Za-z]
 _Item = str | Part
 
 
-def expanded(word: Word) -> list[Word]:
+def expand_braces(word: Word) -> list[Word]:
     """The words that a word stands for; itself where it has no braces of that kind, or more than `MAX_WORDS`."""
     if not any(isinstance(part, Literal) and not part.quoted and "{" in part.text for part in word.parts):
         return [word]

@@ -9,7 +9,7 @@ from msprobe_engine.config.launch_scripts.shell.context import Context, short
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, braces
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown, Parameters, Segment, joins
 from msprobe_engine.config.launch_scripts.shell.syntax import Arithmetic, Literal, Parameter, ProcessFile, Substitution, Word
-from msprobe_engine.config.launch_scripts.shell.values import Known, Piece, State, Text, Unknown, Variable, known, unknown_of
+from msprobe_engine.config.launch_scripts.shell.values import Known, Piece, State, Text, Unknown, Variable, known_text, unknown_of
 
 WHITESPACE = " \t\n"
 _COST_OF_FIELD = 20
@@ -31,8 +31,8 @@ class Expander(Parameters):
         """The words after all expansions, split into fields."""
         out: list[Text] = []
         for word in words:
-            for single in braces.expanded(word):
-                fields = self._split(self.segments(single, state), state)
+            for single in braces.expand_braces(word):
+                fields = self._split_segments(self.segments(single, state), state)
                 self.context.spend(_COST_OF_FIELD * len(fields))
                 out.extend(fields)
         return out
@@ -52,7 +52,7 @@ class Expander(Parameters):
                 out.append((part.text, part.quoted))
                 continue
             value = self.text(Word((part,), word.line), state)
-            text = self.assumed(value) if assumed else known(value)
+            text = self.assume_text(value) if assumed else known_text(value)
             if text is None:
                 return None
             out.append((text, part.quoted))
@@ -68,21 +68,21 @@ class Expander(Parameters):
 
         def get(name: str) -> str:
             text = self.of_name(name, state, self.place(expression.line), name)
-            value = "" if text is None else self.assumed(text)
+            value = "" if text is None else self.assume_text(text)
             if value is None:
                 raise NotKnown(unknown_of(text or ()) or Unknown(name, "", self.place(expression.line)))
             return value
 
-        def put(name: str, number: int) -> None:
+        def assign_number(name: str, number: int) -> None:
             before = state.lookup(name) or Variable()
-            state.put(name, replace(before, text=(Known(str(number), self.place(expression.line)),), items=None))
+            state.set_variable(name, replace(before, text=(Known(str(number), self.place(expression.line)),), items=None))
 
         text = self.text(expression, state)
-        value = self.assumed(text)
+        value = self.assume_text(text)
         if value is None:
             raise NotKnown(unknown_of(text) or Unknown("", "", self.place(expression.line)))
         self.context.spend(len(value))
-        return arithmetic.value(value, get, put)
+        return arithmetic.value(value, get, assign_number)
 
     # segments
 
@@ -118,10 +118,10 @@ class Expander(Parameters):
         except arithmetic.SumError as error:
             return Unknown(short(part.source), f"is no arithmetic ({error})", at)
 
-    def _split(self, segments: list[Segment], state: State) -> list[Text]:
+    def _split_segments(self, segments: list[Segment], state: State) -> list[Text]:
         """Fields of the segments, by ``IFS``."""
         value = state.value_of("IFS")
-        separators = (known(value) or "") if value is not None else WHITESPACE
+        separators = (known_text(value) or "") if value is not None else WHITESPACE
         fields: list[Text] = []
         current: list[Piece] | None = None
         for segment in segments:
@@ -139,7 +139,7 @@ class Expander(Parameters):
                 current = current or []
                 current.append(replace(piece, many=True))
                 continue
-            for kind, text in cut(piece.text, separators):
+            for kind, text in split_fields(piece.text, separators):
                 if kind == "end":
                     if current is not None or text:
                         fields.append(tuple(current or (Known("", piece.at),)))
@@ -152,7 +152,7 @@ class Expander(Parameters):
         return fields
 
 
-def cut(text: str, separators: str) -> list[tuple[str, str]]:
+def split_fields(text: str, separators: str) -> list[tuple[str, str]]:
     """("text", word) and ("end", "x" where an empty field counts) of a text that is split at `separators`."""
     out: list[tuple[str, str]] = []
     start, i = 0, 0

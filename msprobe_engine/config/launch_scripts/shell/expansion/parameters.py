@@ -16,8 +16,8 @@ from msprobe_engine.config.launch_scripts.shell.values import (
     Unknown,
     Variable,
     certain_before,
-    known,
-    shown,
+    known_text,
+    show_text,
     unknown_of,
 )
 from msprobe_engine.config.launch_scripts.shell.words import PASTED
@@ -64,7 +64,7 @@ class Parameters:
         """The pieces of a word, not split yet."""
         raise NotImplementedError
 
-    def assumed(self, text: Text) -> str | None:
+    def assume_text(self, text: Text) -> str | None:
         """The text for a test: variables that nothing sets are empty there, which is said."""
         out = []
         for piece in text:
@@ -160,7 +160,7 @@ class Parameters:
     def key(self, variable: Variable, index: Word, state: State) -> int | str | None:
         """The index of an element; None where it is not known."""
         if variable.associative:
-            return known(self.text(index, state))
+            return known_text(self.text(index, state))
         try:
             number = self.number(index, state)
         except (NotKnown, arithmetic.SumError):
@@ -183,7 +183,7 @@ class Parameters:
         at = self.place(part.line)
         if part.prefix == "!" and part.index is None and part.operator != "names":
             target = self._scalar(replace(part, prefix=""), state)
-            name = known(target) if target is not None else ""
+            name = known_text(target) if target is not None else ""
             if not name or not name.isidentifier():
                 return [(Unknown(short(part.source), "names a variable that is not known", at), not part.quoted)]
             part = replace(part, name=name, prefix="")
@@ -200,18 +200,18 @@ class Parameters:
             if operator == ":" and (part.name in ("@", "*") or (variable is not None and variable.items is not None)):
                 listed = self._slice(part, state, listed)
             elif operator:
-                listed = [self._edited(part, text, state) for text in listed]
-            return self._listed(part, listed, state)
+                listed = [self._edit_text(part, text, state) for text in listed]
+            return self._expand_list(part, listed, state)
         text = self._scalar(part, state)
         if text is None:
             return [(Known("", at), False)] if part.quoted else []
         if operator:
-            text = self._edited(part, text, state)
+            text = self._edit_text(part, text, state)
         if part.quoted and not text:
             return [(Known("", at), False)]
         return [(piece, not part.quoted) for piece in text]
 
-    def _listed(self, part: Parameter, listed: list[Text], state: State) -> list[Segment]:
+    def _expand_list(self, part: Parameter, listed: list[Text], state: State) -> list[Segment]:
         at = self.place(part.line)
         star = joins(part)
         out: list[Segment] = []
@@ -226,7 +226,7 @@ class Parameters:
     def joint(self, state: State, at: Place) -> Piece:
         """What ``"$*"`` puts between elements: the first character of ``IFS``, a space where it is not set."""
         value = state.value_of("IFS")
-        separators = " " if value is None else known(value)
+        separators = " " if value is None else known_text(value)
         return Unknown("IFS", "is not known, and joins the elements", at) if separators is None else Known(separators[:1], at)
 
     def _length(self, part: Parameter, state: State, listed: list[Text] | None) -> Piece:
@@ -236,7 +236,7 @@ class Parameters:
                 return Unknown(short(part.source), "counts elements that are not known", at)
             return Known(str(len(listed)), at)
         text = self._scalar(replace(part, prefix=""), state)
-        value = "" if text is None else self.assumed(text)
+        value = "" if text is None else self.assume_text(text)
         return Unknown(short(part.source), "is the length of a text that is not known", at) if value is None else Known(str(len(value)), at)
 
     def _alternative(self, part: Parameter, state: State, listed: list[Text] | None) -> list[Segment]:
@@ -285,13 +285,13 @@ class Parameters:
         """Give a variable a text, keeping what it is declared as."""
         before = state.lookup(name) or Variable()
         exported = before.exported or state.allexport
-        state.put(name, replace(before, text=text, items=None, exported=exported, associative=False))
+        state.set_variable(name, replace(before, text=text, items=None, exported=exported, associative=False))
 
-    def _edited(self, part: Parameter, text: Text, state: State) -> Text:
+    def _edit_text(self, part: Parameter, text: Text, state: State) -> Text:
         """``#``, ``%``, ``/``, ``^``, ``,``, ``:`` on one text."""
         at = self.place(part.line)
         unknown = unknown_of(text)
-        value = known(text)
+        value = known_text(text)
         if value is None:
             return (replace(unknown, source=short(part.source), many=False, options=()),) if unknown else ()
         result = self._edit(part, value, state)
@@ -313,15 +313,15 @@ class Parameters:
             pieces = self.pattern(part.arguments[0], state)
             if pieces is None:
                 return None
-            items = patterns.compiled(pieces)
+            items = patterns.compile_pattern(pieces)
             self.context.spend(len(value) + (0 if all(kind == "one" for kind, _ in items) else len(items) * len(value) // 4))
             if operator in ("#", "##"):
                 return patterns.without_head(items, value, operator == "##")
             if operator in ("%", "%%"):
                 return patterns.without_tail(items, value, operator == "%%")
             if operator.startswith("/"):
-                new = known(self.text(part.arguments[1], state)) if len(part.arguments) > 1 else ""
-                return None if new is None else patterns.replaced(items, value, new, operator)
+                new = known_text(self.text(part.arguments[1], state)) if len(part.arguments) > 1 else ""
+                return None if new is None else patterns.replace_matches(items, value, new, operator)
             change = str.upper if operator[0] == "^" else str.lower
             if len(operator) == 2:
                 return "".join(change(c) if not items or patterns.matches(items, c) else c for c in value)
@@ -352,7 +352,9 @@ class Parameters:
         bounds = self._bounds(part, state, len(listed))
         if bounds is None:
             return [(Unknown(short(part.source), "is a slice that is not known", at, many=True),)]
-        begin = max(bounds[0], 1) if part.name in ("@", "*") and shown(self.text(part.arguments[0], state)).strip() != "0" else bounds[0]
+        begin = (
+            max(bounds[0], 1) if part.name in ("@", "*") and show_text(self.text(part.arguments[0], state)).strip() != "0" else bounds[0]
+        )
         return listed[begin : bounds[1]]
 
 
@@ -371,7 +373,7 @@ def _many(piece: Piece) -> Piece:
 
 def _empty(text: Text | None) -> bool | None:
     """Whether a text is empty; None where that is not known."""
-    if text is None or known(text) == "":
+    if text is None or known_text(text) == "":
         return True
     if any(isinstance(piece, Known) and piece.text for piece in text):
         return False

@@ -36,7 +36,7 @@ _CLASSES = {
 }
 
 
-def compiled(pieces: list[tuple[str, bool]]) -> list[_Item]:
+def compile_pattern(pieces: list[tuple[str, bool]]) -> list[_Item]:
     """A pattern of texts; those marked True are quoted and stand for themselves."""
     items: list[_Item] = []
     characters = [(c, quoted) for text, quoted in pieces for c in text]
@@ -50,7 +50,7 @@ def compiled(pieces: list[tuple[str, bool]]) -> list[_Item]:
                 items.append(("star", None))
         elif c == "?":
             items.append(("any", None))
-        elif c == "[" and (found := _set(characters, i)) is not None:
+        elif c == "[" and (found := _parse_set(characters, i)) is not None:
             items.append(("set", found[0]))
             i = found[1]
         elif c == "\\" and i + 1 < len(characters):
@@ -62,7 +62,7 @@ def compiled(pieces: list[tuple[str, bool]]) -> list[_Item]:
     return items
 
 
-def _set(characters: list[tuple[str, bool]], start: int) -> tuple[_Set, int] | None:
+def _parse_set(characters: list[tuple[str, bool]], start: int) -> tuple[_Set, int] | None:
     """``[...]`` at `start`: what is in it and where it ends; None where no bracket closes it."""
     i = start + 1
     negated = i < len(characters) and characters[i] in (("!", False), ("^", False))
@@ -96,7 +96,7 @@ def ends(items: list[_Item], text: str) -> list[int]:
     if (len(items) + 1) * (len(text) + 1) > MAX_WORK:
         raise PatternTooLong
     last = len(items)
-    states = _closed({0}, items)
+    states = _add_reachable({0}, items)
     found = [0] if last in states else []
     for n, c in enumerate(text, 1):
         following = set()
@@ -110,13 +110,13 @@ def ends(items: list[_Item], text: str) -> list[int]:
                 following.add(state + 1)
         if not following:
             break
-        states = _closed(following, items)
+        states = _add_reachable(following, items)
         if last in states:
             found.append(n)
     return found
 
 
-def _closed(states: set[int], items: list[_Item]) -> set[int]:
+def _add_reachable(states: set[int], items: list[_Item]) -> set[int]:
     out = set(states)
     for state in states:
         while state < len(items) and items[state][0] == "star":
@@ -142,7 +142,7 @@ def without_tail(items: list[_Item], text: str, longest: bool) -> str:
     return text[: len(text) - found[-1 if longest else 0]] if found else text
 
 
-def replaced(items: list[_Item], text: str, new: str, operator: str) -> str:
+def replace_matches(items: list[_Item], text: str, new: str, operator: str) -> str:
     """``${X/pattern/new}``; operator ``/``, ``//`` (all), ``/#`` (at the beginning) or ``/%`` (at the end)."""
     if operator == "/%":
         shorter = without_tail(items, text, longest=True)
