@@ -119,7 +119,10 @@ class ClosingWords:
             return f"none {here}".strip() if watched else ""
         counts = ", ".join(f"{rule} {count}" for rule, count in self._alerts.most_common(4))
         others = ", ..." if len(self._alerts) > 4 else ""
-        return f"{sum(self._alerts.values())} {here}".strip() + f" ({counts}{others}); first: {_cut(one_line(_earliest(self._began)))}"
+        return (
+            f"{sum(self._alerts.values())} {here}".strip()
+            + f" ({counts}{others}); first: {_shorten_message(one_line(_earliest(self._began)))}"
+        )
 
     def _slow_down(self) -> str:
         """Of steps that were looked at, against the others of the same run."""
@@ -175,7 +178,7 @@ def _earliest(alerts: Sequence[Alert]) -> str:
     return placed[0].anomaly.message if placed else alerts[0].message
 
 
-def _cut(message: str) -> str:
+def _shorten_message(message: str) -> str:
     """A message of one line, cut between words."""
     return message if len(message) <= _LONGEST_MESSAGE else f"{message[:_LONGEST_MESSAGE].rpartition(' ')[0]} ..."
 

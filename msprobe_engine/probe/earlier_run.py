@@ -165,15 +165,15 @@ def _find_place(root: Path, moved: Sequence[Path]) -> Path:
     while True:
         names = set(os.listdir(root))
         places = [root / name for name in names if EARLIER_RUN.fullmatch(name)]
-        since = [(made, place) for place in places if (made := _made(place)) >= last and not _holds(place, root, moved)]
+        since = [(made, place) for place in places if (made := _read_mark_time(place)) >= last and not _holds(place, root, moved)]
         if since:
             return min(since)[1]
         place = root / next(name for number in itertools.count(1) if (name := EARLIER.format(number)) not in names)
-        if _make(place):
+        if _make_directory(place):
             return place
 
 
-def _made(place: Path) -> int:
+def _read_mark_time(place: Path) -> int:
     """When; 0 of what no rank has made."""
     if not _is_own_directory(place) or (place / IN_RUN).is_symlink():
         return 0
@@ -183,7 +183,7 @@ def _made(place: Path) -> int:
         return 0
 
 
-def _make(place: Path) -> bool:
+def _make_directory(place: Path) -> bool:
     """With its mark from the first moment on; False: another rank was faster."""
     draft = place.with_name(f".{uuid.uuid4().hex}")
     draft.mkdir(DIRECTORY_MODE)

@@ -94,7 +94,7 @@ class HotMonitor:
         if change is None and over:
             return self._over()
         if self._rank == 0:
-            self._look(step)
+            self._check_file(step)
             change = self._due(step + 1) or change
         if change is None:
             return None
@@ -120,7 +120,7 @@ class HotMonitor:
         if self._notifier is not None:
             self._notifier.close()
 
-    def _look(self, step: int) -> None:
+    def _check_file(self, step: int) -> None:
         begin = self._clock()
         if begin < self._not_before:
             return

@@ -111,7 +111,7 @@ class PendingStep:
             self.rows, self.arrived = rows, time.monotonic()
         return True
 
-    def edited(self, wait: bool, until: float) -> bool:
+    def are_edits_ready(self, wait: bool, until: float) -> bool:
         """True when every edit can be called without a wait, or has been waited for until then."""
         for edit in self.edits:
             if wait:
@@ -218,7 +218,7 @@ class StepSaver:
         """Save what can be saved; True when the first step needs no more care."""
         first = self._steps[0]
         if first.frame is None and first.error is None:
-            if first.edited(wait=False, until=0.0):
+            if first.are_edits_ready(wait=False, until=0.0):
                 with first.lock:
                     first.make_frame(self._faults, self.saves)
             else:

@@ -115,7 +115,7 @@ class Pipeline:
                 problem = UsageError(f"end_step: {name!r} is a {type(value).__name__}; allowed: a number or a tensor with one element")
                 self.faults.fail(f"scalar {name}", problem, disable=False, hint="give numbers to end_step")
 
-    def noted(self, name: str) -> TensorRef | float | None:
+    def read_scalar(self, name: str) -> TensorRef | float | None:
         """A number of this step as it was noted; None when there is none."""
         return self._scalars.get(name)
 
@@ -218,7 +218,7 @@ class Pipeline:
                     if not step.arrive(wait):
                         break
                 head = self._waiting[0]
-                if head.rows is None or not head.edited(wait, until) or not head.lock.acquire(wait, self.patience if wait else -1):
+                if head.rows is None or not head.are_edits_ready(wait, until) or not head.lock.acquire(wait, self.patience if wait else -1):
                     return  # the last means that its frame is being saved
                 if time.monotonic() < until:  # it came; one that was waited for in vain has used up the patience for all
                     until = time.monotonic() + self.patience
@@ -270,9 +270,9 @@ class Pipeline:
             with self.faults.guard("writer"):
                 self.writer.submit(frame, alerts)
                 if self._announcer.will_say(alerts):
-                    self.writer.settle()
+                    self.writer.wait_for_monitor()
         finally:  # a strict probe raises what a sink could not do
-            self._announcer.say(alerts)
+            self._announcer.report_alerts(alerts)
         for listener in self.listeners:
             with self.faults.guard(f"listener {getattr(listener, '__qualname__', listener)}"):
                 listener(frame, alerts)
@@ -306,10 +306,10 @@ class Announcer:
         self._quiet: dict[str, int] = {}  # rule -> steps since its last alert
 
     def will_say(self, alerts: Sequence[Alert]) -> bool:
-        """Would `say` show a line of these?"""
+        """Would `report_alerts` show a line of these?"""
         return any(_is_shown(self._running.get(rule, 0) + 1) for rule in {alert.rule for alert in alerts})
 
-    def say(self, alerts: Sequence[Alert]) -> None:
+    def report_alerts(self, alerts: Sequence[Alert]) -> None:
         by_rule: dict[str, list[Alert]] = {}
         for alert in alerts:
             by_rule.setdefault(alert.rule, []).append(alert)

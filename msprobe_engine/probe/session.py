@@ -131,7 +131,7 @@ class Session:
             sink.watch_losses(self.writer.lost)
             sink.watch_cost(self.pipeline.cost)
 
-    def begin(self, step: int) -> None:
+    def start_first_step(self, step: int) -> None:
         """The first step begins."""
         said: list[str] = []
         with self.faults.guard("earlier run"):
@@ -188,7 +188,7 @@ class Session:
         for rule in self.pipeline.rules:
             rule.hold(held)
 
-    def follow(self, settings: ProbeSettings) -> None:
+    def apply_settings(self, settings: ProbeSettings) -> None:
         """The monitor's settings have changed: sinks show other columns from the frame of the next step on."""
         self.settings = settings
         if settings.monitor is not None:
@@ -211,7 +211,7 @@ class Session:
             while self.pipeline.waits and time.monotonic() < until:
                 time.sleep(0.005)
                 self.pipeline.advance()
-            self.writer.settle()
+            self.writer.wait_for_monitor()
             for sink in self.writer.sinks:
                 if sink.name == "tracker":
                     sink.flush()
@@ -256,7 +256,7 @@ class Session:
         frame = Frame(alert.step, alert.rank, empty(0), framework=self.backend.framework, complete=False)
         try:
             self.writer.submit(frame, [alert])
-            self.writer.settle()
+            self.writer.wait_for_monitor()
         finally:
             self._closing.add_alerts([alert])
             _log.log(logging.ERROR if alert.severity == "critical" else logging.WARNING, "ALERT %s", alert.message)

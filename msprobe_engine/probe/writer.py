@@ -94,7 +94,7 @@ class SinkQueue:
             sink.prepare()
         if self.sinks and not self.call(lambda: self._write(frame, alerts), f"frame of step {frame.step}", until):
             for sink in self.sinks:
-                self._note(sink, frame, alerts, SLOW)
+                self._count_loss(sink, frame, alerts, SLOW)
 
     def call(self, job: Callable[[], None], what: str, until: float) -> bool:
         """Run `job` on the thread of this queue, after everything that was queued before; False when there was no room for it in time."""
@@ -131,7 +131,7 @@ class SinkQueue:
         thread.start()
         self._thread = thread
 
-    def settle(self, seconds: float) -> bool:
+    def wait_for_sinks(self, seconds: float) -> bool:
         """Wait until the sinks have been given everything that was queued so far, at most so many seconds; False: they have not."""
         if not self._works:
             return True
@@ -152,7 +152,7 @@ class SinkQueue:
         if not self._works:
             return
         began = time.monotonic()
-        if not self.settle(seconds):
+        if not self.wait_for_sinks(seconds):
             self._lose(self.name)
             alive = self._thread is not None and self._thread.is_alive()
             why = f"{_HANGS} the run does not wait for it" if alive else "the thread that writes files has ended"
@@ -204,7 +204,7 @@ class SinkQueue:
                     if sink.home is not None:
                         self._kept[sink.name] = Loss(1, frame.step, frame.step, len(alerts)).plus(self._kept.get(sink.name))
             except Exception as error:
-                self._note(sink, frame, alerts, cause_of(error))
+                self._count_loss(sink, frame, alerts, cause_of(error))
                 self._losses.tell()  # before a strict probe raises
                 self._fail(sink, error)
         self._losses.tell()
@@ -244,7 +244,7 @@ class SinkQueue:
         else:
             self._faults.fail(part, SinkError(what), disable=False, hint=hint)
 
-    def _note(self, sink: Sink, frame: Frame, alerts: Sequence[Alert], why: str) -> None:
+    def _count_loss(self, sink: Sink, frame: Frame, alerts: Sequence[Alert], why: str) -> None:
         if sink.losses is not None or (self._of_dumps and frame.entries):
             self._losses.note(sink.name, Loss(1, frame.step, frame.step, len(alerts), why))
 
@@ -289,10 +289,10 @@ class Writer:
         self._monitor.submit(frame, alerts, until)
         self._dump.submit(frame, alerts, until)
 
-    def settle(self) -> None:
+    def wait_for_monitor(self) -> None:
         """Wait until the monitor's files have every frame that was queued so far, at most `PATIENCE_SECONDS`: an alert is on the disk
         before people read it, so that no process can be killed between the two."""
-        self._monitor.settle(PATIENCE_SECONDS)
+        self._monitor.wait_for_sinks(PATIENCE_SECONDS)
 
     def call(self, job: Callable[[], None], what: str) -> None:
         """Run `job` on the thread of the monitor's sinks, after every frame that was queued before."""

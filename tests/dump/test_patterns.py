@@ -106,7 +106,7 @@ def test_a_wrong_regular_expression_is_a_settings_error(key: str) -> None:
 )
 def test_risk_classes(prefix: str, api: str, core: bool, focus: bool) -> None:
     """CORE: multiplications, normalisation, attention, and all that is none of torch's own functions; FOCUS: all but shapes and casts."""
-    assert [risk.recorded(level, prefix, api) for level in ("CORE", "FOCUS", "ALL")] == [core, focus, True]
+    assert [risk.is_recorded(level, prefix, api) for level in ("CORE", "FOCUS", "ALL")] == [core, focus, True]
 
 
 def test_risk_classes_do_not_meet() -> None:

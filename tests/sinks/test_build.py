@@ -104,7 +104,7 @@ def test_ranks_that_leave_tensors_to_others(tmp_path: Path) -> None:
         for step in (0, 1):
             frame = frame_of({"a.0.w": [2.0, 3.0]}, step=step, rank=rank, scalars={"step_seconds": 0.5})
             writer.submit(frame, [replace(alert, rank=rank)] if step else [])
-        writer.settle()
+        writer.wait_for_monitor()
         (memory,) = [sink for sink in sinks if isinstance(sink, MemorySink)]
         (prometheus,) = [sink for sink in sinks if sink.name == "prometheus"]
         assert [len(frame.samples) for frame in memory.frames] == [1, 1], "what is in memory is what the rank has seen"

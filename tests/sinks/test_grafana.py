@@ -15,7 +15,7 @@ import jsonschema
 import pytest
 import yaml
 
-from msprobe_engine.probe.sinks.prometheus.names import METRICS, exported
+from msprobe_engine.probe.sinks.prometheus.names import METRICS, format_exported_name
 
 ROOT = Path(__file__).parents[2]
 DASHBOARD: dict[str, Any] = json.loads((ROOT / "deploy/grafana/msprobe.json").read_text())
@@ -64,7 +64,7 @@ def test_panels_have_their_own_place_and_number() -> None:
 def test_every_metric_is_shown_and_every_metric_shown_exists() -> None:
     """The dashboard queries each metric of the table but the one that only joins, and none that is not exported."""
     used = {name for e in expressions() for name in re.findall(r"\bmsprobe_\w+", e)}
-    names = {exported(name) + ("_bucket" if metric.type == "histogram" else "") for name, metric in METRICS.items()}
+    names = {format_exported_name(name) + ("_bucket" if metric.type == "histogram" else "") for name, metric in METRICS.items()}
     variables = {n for v in DASHBOARD["templating"]["list"] for n in re.findall(r"\bmsprobe_\w+", str(v["query"]))}
     assert used | variables == names
 

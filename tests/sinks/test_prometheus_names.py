@@ -13,7 +13,7 @@ from msprobe_engine.core.records import Sample, TensorDescription, TensorRef
 from msprobe_engine.probe.sinks.prometheus.layers import _METRICS
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics, element_size
 from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX, document
-from msprobe_engine.probe.sinks.prometheus.node import folded, node_families, write_snapshot
+from msprobe_engine.probe.sinks.prometheus.node import fold_ranks, node_families, write_snapshot
 
 
 def test_the_page_is_made_from_the_code() -> None:
@@ -62,7 +62,7 @@ def test_one_series_per_node() -> None:
             Family("msprobe_anomalies", "counter", "", [("_total", (*who, ("rule", "nan_inf"), ("kind", "grad")), 1.0)]),
         ])  # fmt: skip
     joined = [a._replace(samples=a.samples + b.samples) for a, b in zip(*families)]
-    got = {f.name: f.samples for f in folded(joined, 4)}
+    got = {f.name: f.samples for f in fold_ranks(joined, 4)}
     node = ("node", "4")
     assert got["msprobe_step"] == [("", (node,), 7)]
     assert got["msprobe_grad_norm"] == [("", (node,), 3.0)]

@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 import yaml
 
-from msprobe_engine.probe.sinks.prometheus.names import METRICS, exported
+from msprobe_engine.probe.sinks.prometheus.names import METRICS, format_exported_name
 
 DEPLOY = Path(__file__).parents[2] / "deploy" / "prometheus"
 
@@ -56,7 +56,9 @@ def test_every_alert_is_tested_and_every_metric_exists() -> None:
     fired = {case["alertname"] for test in tests for case in test["alert_rule_test"] if case["exp_alerts"]}
     assert {rule["alert"] for rule in rules if "alert" in rule} == fired
     used = {name for rule in rules for name in re.findall(r"\bmsprobe_(\w+)", rule["expr"])}
-    known = {f"{exported(name)}{suffix}".removeprefix("msprobe_") for name in METRICS for suffix in ("", "_sum", "_count", "_bucket")}
+    known = {
+        f"{format_exported_name(name)}{suffix}".removeprefix("msprobe_") for name in METRICS for suffix in ("", "_sum", "_count", "_bucket")
+    }
     assert used - known == set()
 
 

@@ -96,7 +96,7 @@ def price(source: SourceStep, dump: DumpSettings, block: int = 4096, like: StepC
     suffix = ".npy" if source.dump.framework in ("mindspore", "mindtorch") else ".pt"
     saves = _saves(dump)
     options = Options(tuple(dump.data_mode), saves, suffix, dump.summary_mode)
-    written = [(_cut(entry, dump.slice), options.sections(entry)) for entry in select(source, dump)]
+    written = [(_cut_entry(entry, dump.slice), options.sections(entry)) for entry in select(source, dump)]
     written = [(entry, sections) for entry, sections in written if sections or not entry.sections]
     seen = [ref for entry, sections in written for ref in _tensors(entry, sections)]
     name_bytes, sizes, contents = [], [], []
@@ -106,7 +106,7 @@ def price(source: SourceStep, dump: DumpSettings, block: int = 4096, like: StepC
                 name_bytes.append(len(file))
                 sizes.append(_nbytes(ref))
                 contents.append(int(source.contents[ref.row]))
-    json_bytes = _json_bytes(source, dump, options, [entry for entry, _ in written]) if like is None else _scaled(like, len(seen))
+    json_bytes = _json_bytes(source, dump, options, [entry for entry, _ in written]) if like is None else _scale_json_bytes(like, len(seen))
     exact = source.told_by == ROWS
     tensor_bytes, tensor_disk, files = _tensor_files(sizes, contents, name_bytes, dump.tensor_format, exact, block)
     read = [(_nbytes(ref), int(source.contents[ref.row])) for ref in seen if ref.row >= 0]
@@ -131,7 +131,7 @@ def _tensors(entry: Entry, sections: list[str]) -> list[TensorRef]:
     return [ref for _, ref in leaves(entry._replace(sections={key: entry.sections[key] for key in sections}))]
 
 
-def _scaled(like: StepCost, tensors: int) -> dict[str, int]:
+def _scale_json_bytes(like: StepCost, tensors: int) -> dict[str, int]:
     return {name: int(nbytes * tensors / max(like.tensors, 1)) for name, nbytes in like.json_bytes.items()}
 
 
@@ -178,8 +178,8 @@ def _tensor_files(
         first.setdefault(content, i)
     each, once = range(len(sizes)), list(first.values())
     if tensor_format == "packed":
-        low = _packed(sizes, name_bytes, once)
-        high = low if exact else _packed(sizes, name_bytes, each)
+        low = _estimate_packed_bytes(sizes, name_bytes, once)
+        high = low if exact else _estimate_packed_bytes(sizes, name_bytes, each)
         tensor_bytes = Range(low, high)
         shards = math.ceil(high / SHARD_BYTES)
         return tensor_bytes, tensor_bytes + Range(shards * block, shards * block) if sizes else ZERO, shards + 1 if sizes else 0
@@ -188,7 +188,7 @@ def _tensor_files(
     return Range(low, high), disk, len(sizes)
 
 
-def _packed(sizes: list[int], name_bytes: list[int], chosen: Iterable[int]) -> int:
+def _estimate_packed_bytes(sizes: list[int], name_bytes: list[int], chosen: Iterable[int]) -> int:
     stored = list(chosen)
     aliases = sum(2 * n + ALIAS_ENTRY for n in name_bytes) - sum(2 * name_bytes[i] + ALIAS_ENTRY for i in stored)
     return sum(sizes[i] + 2 * name_bytes[i] + SHARD_ENTRY + INDEX_ENTRY for i in stored) + aliases
@@ -213,15 +213,15 @@ def select(source: SourceStep, dump: DumpSettings) -> list[Entry]:
     if dump.scope:
         entries = _within(entries, *dump.scope)
     if dump.list:
-        entries = _listed(entries, source, dump)
+        entries = _select_listed(entries, source, dump)
     elif not dump.scope and dump.risk_level != "ALL":
-        entries = [e for e in entries if _recorded(e.name, dump.risk_level)]
+        entries = [e for e in entries if _is_recorded(e.name, dump.risk_level)]
     return entries
 
 
-def _recorded(name: str, risk_level: str) -> bool:
+def _is_recorded(name: str, risk_level: str) -> bool:
     parsed = names.parse(name)
-    return not isinstance(parsed, names.ApiName) or risk.recorded(risk_level, parsed.prefix, parsed.api)
+    return not isinstance(parsed, names.ApiName) or risk.is_recorded(risk_level, parsed.prefix, parsed.api)
 
 
 def _within(entries: list[Entry], first: str, last: str) -> list[Entry]:
@@ -246,12 +246,12 @@ def _inside(name: str, outer: str, parents: dict[str, str | None]) -> bool:
     return node == outer
 
 
-def _listed(entries: list[Entry], source: SourceStep, dump: DumpSettings) -> list[Entry]:
+def _select_listed(entries: list[Entry], source: SourceStep, dump: DumpSettings) -> list[Entry]:
     """Records that an element of ``list`` fits; at level mix, with everything inside a module that it fits."""
     fits = NamePatterns(dump.list)
     kept: dict[str, bool] = {}
 
-    def keep(name: str) -> bool:
+    def is_listed(name: str) -> bool:
         way, node, answer = [], name, False
         while node not in kept:
             kept[node] = False  # parents may go round in a damaged file
@@ -268,10 +268,10 @@ def _listed(entries: list[Entry], source: SourceStep, dump: DumpSettings) -> lis
         kept.update(dict.fromkeys(way, answer))
         return answer
 
-    return [e for e in entries if keep(e.name)]
+    return [e for e in entries if is_listed(e.name)]
 
 
-def _cut(entry: Entry, cuts: tuple[SliceSettings, ...]) -> Entry:
+def _cut_entry(entry: Entry, cuts: tuple[SliceSettings, ...]) -> Entry:
     """The entry with the shapes that ``slice`` leaves."""
     if not cuts:
         return entry

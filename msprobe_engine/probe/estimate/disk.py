@@ -43,7 +43,7 @@ class Space(NamedTuple):
     block: int
 
 
-def existing(path: Path) -> Path:
+def find_existing_parent(path: Path) -> Path:
     """`path` or the nearest directory above it that exists."""
     path = path.absolute()
     while not os.path.isdir(path) and path != path.parent:  # Path.is_dir raises where a name is too long
@@ -57,7 +57,7 @@ def space(path: Path) -> Space:
     Raises:
         UsageError: it cannot be asked for.
     """
-    place = existing(path)
+    place = find_existing_parent(path)
     try:
         found = os.statvfs(place)
     except OSError as error:
@@ -72,7 +72,7 @@ def measure(path: Path) -> Speed:
     Raises:
         UsageError: nothing can be written there.
     """
-    place = existing(path)
+    place = find_existing_parent(path)
     chunk = os.urandom(1 << 20)
     try:
         with tempfile.TemporaryDirectory(prefix=".msprobe_disk_", dir=place) as folder:

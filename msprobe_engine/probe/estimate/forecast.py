@@ -122,7 +122,7 @@ def estimate(
     maker = _Maker(
         Path(source), found, steps or len(dump.step) or 1, ranks or len(dump.rank) or len(found.all_ranks), speed, disk.space(target)
     )
-    made = maker.make(dump)
+    made = maker.estimate(dump)
     notes = tuple(_notes(found, made, counted=steps is not None or bool(dump.step)))
     return replace(made, notes=notes, changes=() if made.fits else tuple(maker.changes(made)))
 
@@ -151,13 +151,13 @@ class _Maker:
     speed: disk.Speed
     space: disk.Space
 
-    def make(self, dump: DumpSettings, like: Estimate | None = None) -> Estimate:
+    def estimate(self, dump: DumpSettings, like: Estimate | None = None) -> Estimate:
         """The estimate for these settings; `like`: of other ones, whose JSON files tell the size of these."""
         chosen = [one for one in self.source.ranks if one.rank in dump.rank] or self.source.ranks
         known: Mapping[int | str, StepCost] = like.per_rank if like is not None else {}
         costs = {one.rank: price(one, dump, self.space.block, known.get(one.rank)) for one in chosen}
         path, step, n_ranks = self.path, self.source.step, len(self.source.all_ranks)
-        return _priced(Estimate(path, step, n_ranks, dump, self.steps, self.ranks, costs, self.speed, self.space))
+        return _add_totals(Estimate(path, step, n_ranks, dump, self.steps, self.ranks, costs, self.speed, self.space))
 
     def changes(self, made: Estimate) -> Iterator[Change]:
         """What would fit, largest first."""
@@ -166,22 +166,22 @@ class _Maker:
 
     def _alternatives(self, made: Estimate) -> Iterator[tuple[str, Estimate]]:
         dump = made.dump
-        fewer = [n for n in _fewer(made.steps) if _priced(replace(made, steps=n)).fits]
+        fewer = [n for n in _fewer(made.steps) if _add_totals(replace(made, steps=n)).fits]
         if fewer:
-            yield f"dump {fewer[0]} of the {made.steps} steps", _priced(replace(made, steps=fewer[0]))
+            yield f"dump {fewer[0]} of the {made.steps} steps", _add_totals(replace(made, steps=fewer[0]))
         if made.ranks > 1 and not dump.rank:
-            yield "rank: [0]", _priced(replace(made, ranks=1))
+            yield "rank: [0]", _add_totals(replace(made, ranks=1))
         if made.tensor_bytes.high:
             if dump.tensor_format == "files":
-                yield "tensor_format: packed", self.make(replace(dump, tensor_format="packed"), made)
+                yield "tensor_format: packed", self.estimate(replace(dump, tensor_format="packed"), made)
             if tuple(dump.data_mode) == ("all",):
-                yield "data_mode: [output]", self.make(replace(dump, data_mode=("output",)), made)
-            yield "task: statistics", self.make(replace(dump, task="statistics", tensor_list=()), made)
+                yield "data_mode: [output]", self.estimate(replace(dump, data_mode=("output",)), made)
+            yield "task: statistics", self.estimate(replace(dump, task="statistics", tensor_list=()), made)
         if self.source.ranks[0].dump.level == "mix" and dump.level != "L0":
             modules = replace(dump, level="L0", risk_level="ALL", scope=())
-            yield "level: L0", self.make(modules, made)
+            yield "level: L0", self.estimate(modules, made)
             if made.tensor_bytes.high:
-                yield "task: statistics, level: L0", self.make(replace(modules, task="statistics", tensor_list=()), made)
+                yield "task: statistics, level: L0", self.estimate(replace(modules, task="statistics", tensor_list=()), made)
 
 
 def _fewer(steps: int) -> Iterator[int]:
@@ -192,7 +192,7 @@ def _fewer(steps: int) -> Iterator[int]:
         n -= max(1, 10 ** (len(str(n)) - 2))
 
 
-def _priced(made: Estimate) -> Estimate:
+def _add_totals(made: Estimate) -> Estimate:
     """`made` with its totals, for its numbers of steps and ranks."""
     dump, speed, costs, runs = made.dump, made.speed, list(made.per_rank.values()), made.steps * made.ranks
     disk_bytes, tensors = made.mean_range(lambda c: c.disk_bytes), made.mean_range(lambda c: c.tensor_bytes)

@@ -96,7 +96,7 @@ def equal(left: Rows, right: Rows) -> Any:
     return same & (~digests | (a[:, _rows.DIGEST] == b[:, _rows.DIGEST]))
 
 
-def note(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:
+def add_second_run(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:
     """Add what the second run showed to this rank's file, then merge when it is its turn. On the writer thread, after `write_incident`.
 
     Raises:

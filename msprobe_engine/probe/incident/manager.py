@@ -157,7 +157,7 @@ class IncidentManager:
         if starting:
             first = min(starting, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
             event = self._fresh(Event.of(first, now=now, lead=self.notifier.lead_steps))
-            if event.id not in self.incidents and not self._cooling(event) and self._room():
+            if event.id not in self.incidents and not self._is_cooling(event) and self._room():
                 # The announcement comes before anything that takes time, see `notify`.
                 self.notifier.announce(event.to_json())
                 request = self._join(event, now, list(alerts)) or request
@@ -189,7 +189,7 @@ class IncidentManager:
             The incident directory.
         """
         event = self._fresh(event)
-        self._know(event, event.step)
+        self._add_incident(event, event.step)
         capture = Capture(self.settings.capture_level, event.step, 1)
         self._write(event, [*self.ring.frames(), frame][-self.settings.ring_steps :], alerts, capture)
         return self.directory / event.id
@@ -213,7 +213,7 @@ class IncidentManager:
     def _tend(self, now: int | None) -> None:
         """Merge what other ranks have written since, where it is time to look, and nobody else has; None: this is the last time."""
         for tended in [one for one in self._tended if now is None or one.step <= now]:
-            self._do(partial(merge_if_behind, tended.directory), f"incident {tended.directory.name}")
+            self._submit_job(partial(merge_if_behind, tended.directory), f"incident {tended.directory.name}")
             tended.step, tended.pause = tended.step + tended.pause, tended.pause * 2
             if tended.pause > _LONGEST_PAUSE:
                 self._tended.remove(tended)
@@ -226,7 +226,7 @@ class IncidentManager:
             name, n = f"{event.id}-run{n}", n + 1
         return replace(event, id=name)
 
-    def _cooling(self, event: Event) -> bool:
+    def _is_cooling(self, event: Event) -> bool:
         """Is it near an incident, or has what that was about not been over since?"""
         steps = [other.step for other in self.incidents.values()]
         return any(abs(event.step - step) <= self.settings.cooldown_steps for step in (*steps, *([self._grave] if steps else [])))
@@ -239,7 +239,7 @@ class IncidentManager:
             _log.warning("incident.max_incidents=%d reached: no further incident directories in this run", self.settings.max_incidents)
         return False
 
-    def _know(self, event: Event, now: int) -> None:
+    def _add_incident(self, event: Event, now: int) -> None:
         """Another incident. The rank that has announced it looks after it, and a deputy, should that one die. Where both die, with their
         node or one after the other, further ranks look later, once or twice: few, because each look is at the files of all."""
         self.incidents[event.id] = event
@@ -251,7 +251,7 @@ class IncidentManager:
         self._tended.append(_Tended(directory, now + 1) if place < 2 else _Tended(directory, now + _LATER * place, _LONGEST_PAUSE))
 
     def _join(self, event: Event, now: int, alerts: Sequence[Alert]) -> CaptureRequest | None:
-        self._know(event, now)
+        self._add_incident(event, now)
         directory = self.directory / event.id
         frames = self.ring.frames()
         settings = self.settings
@@ -291,14 +291,14 @@ class IncidentManager:
             last=last,
             steps=self._writes_steps(alerts),
         )
-        self._do(write, f"incident {event.id}")
+        self._submit_job(write, f"incident {event.id}")
         if event.rank == self.rank and self._on_alert is not None:
-            self._do(partial(act_once, self._on_alert, event, directory), f"on_alert of incident {event.id}")
+            self._submit_job(partial(act_once, self._on_alert, event, directory), f"on_alert of incident {event.id}")
 
-    def _do(self, job: Callable[[], object], what: str) -> None:
+    def _submit_job(self, job: Callable[[], object], what: str) -> None:
         """Write something, where writing is done."""
 
-        def guarded() -> None:
+        def run_job() -> None:
             try:
                 job()
             except Exception as error:
@@ -311,7 +311,7 @@ class IncidentManager:
                 _log.error("%s could not be written on rank %d, training goes on: %s", what, self.rank, why)
 
         try:
-            self._submit(guarded, what)
+            self._submit(run_job, what)
         except Exception as error:
             raise_of_training(error)
             self.lost += 1

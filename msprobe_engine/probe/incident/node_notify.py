@@ -113,9 +113,9 @@ class NodeNotifier(StoreNotifier):
         if file is not None and not (self._watcher is not None and self._watcher.is_alive()):
             os.close(file)
 
-    def _begin(self) -> None:
+    def _read_count(self) -> None:
         if self._first:
-            super()._begin()
+            super()._read_count()
 
     def _publish(self, text: str) -> None:
         number = int(self._store.add(f"{self._prefix}/count", 1))

@@ -110,7 +110,7 @@ class _ThreadedNotifier:
 
     def announce(self, event: Mapping[str, Any]) -> None:
         text = json.dumps(event)
-        self._run(lambda: self._tell(text), always=True)
+        self._run(lambda: self._publish_or_log(text), always=True)
 
     def poll(self) -> list[dict[str, Any]]:
         self._run(self._fetch_all, always=False)
@@ -127,7 +127,7 @@ class _ThreadedNotifier:
                 _late.append(self._thread)
             self._thread = None
 
-    def _tell(self, text: str) -> None:
+    def _publish_or_log(self, text: str) -> None:
         try:
             self._publish(text)
         except Exception as error:
@@ -206,18 +206,18 @@ class StoreNotifier(_ThreadedNotifier):
         self._prefix = prefix
         self._known = -1
         self._open: set[int] = set()
-        self._run(self._begin, always=True)
+        self._run(self._read_count, always=True)
 
     def _publish(self, text: str) -> None:
         number = self._store.add(f"{self._prefix}/count", 1)
         self._store.set(f"{self._prefix}/{number}", text)
 
-    def _begin(self) -> None:
+    def _read_count(self) -> None:
         self._known = int(self._store.add(f"{self._prefix}/count", 0))
 
     def _fetch(self) -> list[str | bytes]:
         if self._known < 0:  # the store did not answer before
-            self._begin()
+            self._read_count()
         count = int(self._store.add(f"{self._prefix}/count", 0))
         self._open.update(range(self._known + 1, min(count, self._known + 1000) + 1))
         self._known = max(self._known, min(count, self._known + 1000))

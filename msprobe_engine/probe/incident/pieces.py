@@ -61,7 +61,7 @@ class Pieces:
         marks = marks_of(self._directory)
         for name, mark in marks.items():
             if self.marks.get(name) != mark:
-                self._known[name] = self._with_known_texts(_read(self._directory / name))
+                self._known[name] = self._with_known_texts(_read_if_there(self._directory / name))
         self.marks = marks
         found = {int(name[len("samples_rank") : -len(".jsonl")]): self._known[name] for name in marks}
         return {rank: piece for rank, piece in sorted(found.items()) if piece is not None}
@@ -75,7 +75,7 @@ class Pieces:
         return piece
 
 
-def _read(path: Path) -> dict[str, Any] | None:
+def _read_if_there(path: Path) -> dict[str, Any] | None:
     try:
         return read_piece(path)
     except OSError:

@@ -90,7 +90,7 @@ def write_incident(
         "levels": sorted({frame.level for frame in written if frame.entries}),
         "alerts": [asdict(alert) for alert in alerts],
         "capture": asdict(capture) if capture is not None else None,
-        "lost": _lost(frames),
+        "lost": _count_lost(frames),
     }
     text = StepText(Options(), level="mix", single_file=True)
     if any(frame.entries for frame in written):  # takes a while; else the file is there at once
@@ -162,7 +162,7 @@ def _worst(frames: Sequence[Frame]) -> list[dict[str, Any]]:
     return out[:WORST]
 
 
-def _lost(frames: Sequence[Frame]) -> dict[str, int]:
+def _count_lost(frames: Sequence[Frame]) -> dict[str, int]:
     out: dict[str, int] = {}
     for frame in frames:
         for reason, count in frame.lost.items():

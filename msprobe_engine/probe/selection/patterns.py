@@ -76,11 +76,11 @@ def _is_pattern(element: str) -> bool:
 def _search(element: str) -> Callable[[str], object]:
     if element.startswith(REGULAR):
         return re.compile(element.removeprefix(REGULAR)).search
-    text = "".join(_translated(element))
+    text = "".join(_translate_glob(element))
     return re.compile(rf"(?:^|\.){text}(?:\.|$)", re.DOTALL).search
 
 
-def _translated(glob: str) -> Iterator[str]:
+def _translate_glob(glob: str) -> Iterator[str]:
     for character in glob:
         yield ".*" if character == _ANY else "." if character == _ONE else re.escape(character)
 

@@ -31,7 +31,7 @@ LOW = frozenset(_LOW.split())
 _TORCH = frozenset(("Tensor", "Torch", "Functional", "VF", "Aten"))
 
 
-def recorded(level: str, prefix: str, api: str) -> bool:
+def is_recorded(level: str, prefix: str, api: str) -> bool:
     """Is the API recorded at this risk level?
 
     Args:

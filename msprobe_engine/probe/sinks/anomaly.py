@@ -56,7 +56,7 @@ class AnomalySink(Sink):
         """The file."""
         make_directory(self.path.parent, "anomaly sink")
         self._pp_stage, self._mates = 0, [rank]
-        self._records = self._read()
+        self._records = self._read_earlier()
         self._left_out = 0
 
     def place(self, pp_stage: int, mates: Sequence[int]) -> None:
@@ -116,7 +116,7 @@ class AnomalySink(Sink):
             return frame.samples[at]
         return None
 
-    def _read(self) -> dict[str, Any]:
+    def _read_earlier(self) -> dict[str, Any]:
         """What an earlier part of the run left. A file that is none of ours is put aside, never deleted."""
         try:
             found = parse_json(read_input(self.path, MAX_BYTES, follow=False))

@@ -124,7 +124,7 @@ def with_columns(path: Path, header: Sequence[str]) -> None:
     lines = [",".join(map(safe_cell, header))]
     for row in rows[1:]:
         cells = [row[i] if (i := place.get(name, len(row))) < len(row) else "nan" for name in header]
-        lines.append(",".join(_quoted(cell) for cell in cells))
+        lines.append(",".join(_quote_cell(cell) for cell in cells))
     replace_file(path, ("\n".join(lines) + "\n").encode("utf-8", "backslashreplace"))
 
 
@@ -145,6 +145,6 @@ def last_step(directory: Path) -> int | None:
     return last
 
 
-def _quoted(cell: str) -> str:
+def _quote_cell(cell: str) -> str:
     # What was safe when it was written stays as it is: no second apostrophe.
     return safe_cell(cell) if not cell.startswith("'") else '"' + cell.replace('"', '""') + '"'

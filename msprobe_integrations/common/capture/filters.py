@@ -63,7 +63,7 @@ class RecordFilter:
         if self.names is not None:
             return Base(*self.names.api(base))
         prefix, _, api = base.rpartition(".")
-        return ALWAYS if risk.recorded(self.risk_level, prefix, api) else NEVER
+        return ALWAYS if risk.is_recorded(self.risk_level, prefix, api) else NEVER
 
     @property
     def keeps_apis(self) -> bool:

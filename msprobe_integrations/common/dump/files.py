@@ -91,7 +91,7 @@ class DumpFiles:
         self._use_sink(self.backend.rank())
         assert self.sink is not None
         self._tell_world(self.sink)
-        crash_safe.begin(self.sink, step)
+        crash_safe.mark_step(self.sink, step)
         self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
 
     def _use_sink(self, rank: int | None) -> None:

@@ -111,7 +111,7 @@ class CaptureScheduler:
         self.always.apply(self._backend, digest=mode == "digest", checksum=CHECKSUMS.get(mode, ""))
         if chosen is not None:
             for sink in self._sinks_of(step):
-                crash_safe.begin(sink, step)
+                crash_safe.mark_step(sink, step)
             if dumped and self._keeper is not None:
                 self._keeper.begin_step(step)
             chosen.open()

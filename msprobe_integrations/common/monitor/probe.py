@@ -163,7 +163,7 @@ class Probe(ProbeBase):
             in_update: called from inside a hook of the optimizer, where none may come or go: `settle` does what is left.
         """
         before, self.settings = self.settings.monitor, replace(self.settings, monitor=monitor)
-        self.session.follow(self.settings)
+        self.session.apply_settings(self.settings)
         same = before is not None and replace(before, ops=monitor.ops, eps=monitor.eps) == monitor
         if self._closed:
             return
@@ -217,7 +217,7 @@ class Probe(ProbeBase):
     def _begin(self, step: int) -> None:
         if not self._said:
             self._said = True
-            self.session.begin(step)
+            self.session.start_first_step(step)
         self._membership.look()
         trackers_end.look()
         if self._run_config is not None:

@@ -184,13 +184,13 @@ def note_norms(probe: ProbeBase, given: Mapping[str, Any]) -> None:
     if given.get("loss_scale") is not None:
         pipeline.scalar("loss_scale", given["loss_scale"])
     gradients = found.get("grad_reduced" + UNSCALED)
-    scale = None if gradients else pipeline.noted("loss_scale")
+    scale = None if gradients else pipeline.read_scalar("loss_scale")
     for name, places in (
         ("update_norm", found.get("update")),
         ("param_norm", found.get("param_updated") or found.get("param_origin")),
         ("grad_norm", gradients or found.get("grad_reduced" + REDUCED)),
     ):
-        if places and name not in given and pipeline.noted(name) is None:
+        if places and name not in given and pipeline.read_scalar(name) is None:
             row = probe.backend.blank_row()
             divisor = scale if name == "grad_norm" else None
             pipeline.edit_rows(ChangedRows(functools.partial(_norm, row, [p for p in places if p >= 0], divisor)))

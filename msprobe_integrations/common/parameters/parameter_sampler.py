@@ -259,7 +259,7 @@ class ParameterSampler:
                 self._take_states(self.source.pieces)
         self.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
         if not isinstance(skipped, bool) and self.active:
-            self._pieces.only_unless(self._probe.pipeline.noted("skipped"), ("update", "ratio"))
+            self._pieces.only_unless(self._probe.pipeline.read_scalar("skipped"), ("update", "ratio"))
         if self.replicas is not None:
             self.replicas.after_update(self.source, self.active)
         self.phase = REDUCED

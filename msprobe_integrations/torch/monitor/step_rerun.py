@@ -78,7 +78,7 @@ class StepRerun:
         self._kept = probe.pipeline.exchange()
         self._rows = probe.backend.exchange()
         if self._sink is not None:
-            crash_safe.begin(self._sink, probe.step)
+            crash_safe.mark_step(self._sink, probe.step)
             probe.scheduler.begin_again(self._sink.level)
         else:
             probe.scheduler.pause()
@@ -136,7 +136,7 @@ class StepRerun:
             try:
                 sink.write(frame)
                 sink.close()
-                again.note(directory, rank, facts)
+                again.add_second_run(directory, rank, facts)
             except Exception as error:
                 raise_of_training(error)
                 faults.fail("second run", error, disable=False, hint=f"the incident {directory} may lack its rerun directory")

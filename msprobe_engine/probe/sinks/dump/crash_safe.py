@@ -13,7 +13,7 @@ from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
 _log = get_logger()
 
 
-def begin(sink: DumpSink, step: int) -> None:
+def mark_step(sink: DumpSink, step: int) -> None:
     """Mark `step` as begun."""
     try:
         sink.begin_step(step)

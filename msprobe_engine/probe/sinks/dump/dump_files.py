@@ -149,7 +149,7 @@ class DumpSink(Sink):
             SinkError: it cannot be created.
         """
         path = str(self.directory(step))
-        if gone := self._root.deleted():
+        if gone := self._root.count_deleted():
             self._text.lost[_DELETED] = self._text.lost.get(_DELETED, 0) + gone
             _log.error("%s was deleted or moved away while the run wrote it; %d steps went with it, later ones go there", self.root, gone)
         if self._tensors is not None:
@@ -216,7 +216,7 @@ class DumpSink(Sink):
                         os.rmdir(new)
                     os.rename(old, new)
                     self._begun[step] = new
-                    self._root.moved(old, new)
+                    self._root.record_rename(old, new)
                     if self._tensors is not None:
                         self._tensors.moved(step, new)
                     layout.correct_data_dir(old, new)
@@ -264,7 +264,7 @@ class DumpSink(Sink):
             self._packed = packed
         file = f"{path}/{layout.FRAME_LOG}"
         parts = frame_log.encode(packed[2], frame.step, frame.rank, ready.head, ready.slots, ready.floats, ready.rows)
-        self._put(file, parts, frame.step in self._prepared)
+        self._write_file(file, parts, frame.step in self._prepared)
         self._remember(ready)
 
     def _remember(self, ready: Prepared) -> None:
@@ -275,10 +275,10 @@ class DumpSink(Sink):
 
     def _write_single(self, path: str, ready: Prepared, again: bool) -> None:
         for name, parts in self._text.documents(ready):
-            self._put(f"{path}/{name}", parts, again)
+            self._write_file(f"{path}/{name}", parts, again)
 
     @staticmethod
-    def _put(file: str, parts: Sequence[bytes | memoryview], again: bool) -> None:
+    def _write_file(file: str, parts: Sequence[bytes | memoryview], again: bool) -> None:
         """Write a file, in place the first time; later the one that is there stays until this one is whole."""
         try:
             (write_file if again else write_plain)(file, parts)
@@ -323,7 +323,7 @@ class DumpSink(Sink):
             frame_log.tell_why(path, frame.step, self._rank, loss_causes.cause_of(error))
             raise
         finally:
-            self._root.keep(path)
+            self._root.record_step(path)
         with self._lock:
             while len(self._begun) > 1024:
                 del self._begun[next(iter(self._begun))]
@@ -366,7 +366,7 @@ class _Root:
         self._last = ""
         self._count = 0
 
-    def keep(self, directory: str) -> None:
+    def record_step(self, directory: str) -> None:
         """A step was written there, or was not because the directory is gone."""
         self._count += 1
         if os.path.lexists(directory):
@@ -374,12 +374,12 @@ class _Root:
         elif not self._last:
             self._last = directory
 
-    def moved(self, old: str, new: str) -> None:
+    def record_rename(self, old: str, new: str) -> None:
         """The directory of a step has another name."""
         if self._last == old:
             self._last = new
 
-    def deleted(self) -> int:
+    def count_deleted(self) -> int:
         """How many steps have gone with the directory; 0: it is there. Said once."""
         if not self._last or os.path.lexists(self._last) or (any(self._found) and self._identity() == self._found):
             return 0

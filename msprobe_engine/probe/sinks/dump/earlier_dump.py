@@ -80,7 +80,7 @@ class Bench:
         Raises:
             ProbeError: the earlier dump cannot be read, or does not have this step and rank.
         """
-        there = self._read(frame.step, rank)
+        there = self._read_step(frame.step, rank)
         verdicts: dict[str, Verdict] = {}
         gradients: list[Entry] = []
         for entry in frame.entries:
@@ -97,7 +97,7 @@ class Bench:
             verdicts[entry.name] = verdict
         return verdicts
 
-    def take(self, verdicts: dict[str, Verdict]) -> list[str]:
+    def select_differing(self, verdicts: dict[str, Verdict]) -> list[str]:
         """Names of the differing records that are still wanted; counts them."""
         found = [name for name, verdict in verdicts.items() if verdict.kind == DIFFERING]
         if self.left >= 0:
@@ -105,7 +105,7 @@ class Bench:
             self.left -= len(found)
         return found
 
-    def _read(self, step: int, rank: int | None) -> _Step:
+    def _read_step(self, step: int, rank: int | None) -> _Step:
         if self._dump is None:
             self._dump = open_dump(self.path)
         ranks = self._dump.ranks(step)
@@ -239,8 +239,8 @@ class DifferenceSink(ChosenRecords):
             _log.warning("bench_path: step %d cannot be compared, none of its records is written: %s", frame.step, error)
             self._only(frame, [], alerts, {"problem": str(error)})
             return
-        kept = self._bench.take(verdicts)
-        self._say(frame.step, verdicts, kept)
+        kept = self._bench.select_differing(verdicts)
+        self._log_step(frame.step, verdicts, kept)
         kinds = [v.kind for v in verdicts.values()]
         facts: dict[str, object] = {kind: kinds.count(kind) for kind in KINDS}
         facts["records"] = {name: {p: {"here": a, "bench": b} for p, (a, b) in verdicts[name].places.items()} for name in kept}
@@ -257,7 +257,7 @@ class DifferenceSink(ChosenRecords):
         except OSError as error:
             raise DumpWriteError(error, file) from error
 
-    def _say(self, step: int, verdicts: dict[str, Verdict], kept: Sequence[str]) -> None:
+    def _log_step(self, step: int, verdicts: dict[str, Verdict], kept: Sequence[str]) -> None:
         if verdicts and all(v.kind in (ABSENT, UNDECIDED) for v in verdicts.values()):
             _log.warning("bench_path: step %d: no record could be compared; was the earlier dump made with the same summary_mode?", step)
         elif kept:

@@ -62,10 +62,10 @@ class OverflowSink(ChosenRecords):
         if self._overflows.left > 0:
             found = found[: self._overflows.left]
             self._overflows.left -= len(found)
-        self._say(frame.step, found)
+        self._log_calls(frame.step, found)
         self.write_only(frame, found, alerts)
 
-    def _say(self, step: int, found: Collection[str]) -> None:
+    def _log_calls(self, step: int, found: Collection[str]) -> None:
         for name in list(found)[:_LINES]:
             _log.warning("Overflow detected. step %d: %s has NaN or Inf in an input or output", step, one_line(name))
         if len(found) > _LINES:

@@ -96,7 +96,7 @@ def _group(frame: Frame, layout: Layout, by_layer: bool) -> _Groups | None:
     final: dict[tuple[object, ...], int] = {}
     keys: list[tuple[tuple[Key, str], ...]] = []
 
-    def put(i: int, metrics: tuple[tuple[str, str], ...], labels: Labels, micro_step: int) -> None:
+    def add_series(i: int, metrics: tuple[tuple[str, str], ...], labels: Labels, micro_step: int) -> None:
         whole, part = (metrics, labels), (metrics, labels, micro_step)
         if whole not in final:
             final[whole] = len(keys)
@@ -112,9 +112,9 @@ def _group(frame: Frame, layout: Layout, by_layer: bool) -> _Groups | None:
         if isinstance(sample, Sample) and (metrics := _METRICS.get((sample.family, _column(sample)))) is not None:
             labels = _labels(sample)
             if sample.family in _PHASE:
-                put(i, (("local_grad_norm", "norm"),), labels[1:], sample.micro_step)
+                add_series(i, (("local_grad_norm", "norm"),), labels[1:], sample.micro_step)
             if by_layer:
-                put(i, metrics, labels, sample.micro_step)
+                add_series(i, metrics, labels, sample.micro_step)
     if not samples:
         return None
     return _Groups(np.array(samples, np.intp), np.array(group, np.intp), np.array(merged, np.intp), keys)

@@ -122,7 +122,7 @@ _TAIL = """
 """
 
 
-def exported(name: str) -> str:
+def format_exported_name(name: str) -> str:
     """The name that a scrape shows: ``steps`` -> ``msprobe_steps_total``."""
     return PREFIX + name + _SUFFIX[METRICS[name].type]
 
@@ -135,7 +135,7 @@ def document() -> str:
         for name, metric in METRICS.items():
             if metric.level == level:
                 labels = f"{{{','.join(metric.labels)}}}" if metric.labels else ""
-                lines.append(f"* `{exported(name)}{labels}` ({metric.over_node}): {metric.help}")
+                lines.append(f"* `{format_exported_name(name)}{labels}` ({metric.over_node}): {metric.help}")
         lines.append("")
     return "\n".join(lines) + _TAIL
 

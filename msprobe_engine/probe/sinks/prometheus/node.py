@@ -162,7 +162,7 @@ def node_families(own: list[Family], directories: Sequence[Path], others: range,
 _FOLD: dict[str, Callable[[float, float], float]] = {"sum": lambda a, b: a + b, "max": max, "min": min}
 
 
-def folded(families: list[Family], node: int) -> list[Family]:
+def fold_ranks(families: list[Family], node: int) -> list[Family]:
     """One series per node instead of one per rank, with the label ``node`` in place of ``rank``.
 
     What the series is, `names.METRICS` says (``over_node``); metrics of kind ``each`` stay as they are.

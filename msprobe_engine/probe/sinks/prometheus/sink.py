@@ -28,7 +28,7 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import PrometheusSettings
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.prometheus.metrics import RankMetrics
-from msprobe_engine.probe.sinks.prometheus.node import NodeDirectory, folded, node_families, snapshot_path, write_snapshot
+from msprobe_engine.probe.sinks.prometheus.node import NodeDirectory, fold_ranks, node_families, snapshot_path, write_snapshot
 
 _TIMEOUT_SECONDS = 5.0
 _INTERVAL_SECONDS = 1.0
@@ -79,7 +79,7 @@ class Pusher:
         try:
             delete_from_gateway(**self._target)  # type: ignore[arg-type]
         except Exception as error:
-            self._failed(error, "its last values stay there until they are deleted by hand")
+            self._log_failure(error, "its last values stay there until they are deleted by hand")
 
     def _run(self) -> None:
         from prometheus_client import push_to_gateway
@@ -92,10 +92,10 @@ class Pusher:
             try:
                 push_to_gateway(registry=self._registry, **self._target)  # type: ignore[arg-type]
             except Exception as error:
-                self._failed(error, "training goes on, later steps are tried again")
+                self._log_failure(error, "training goes on, later steps are tried again")
             self._stop.wait(_INTERVAL_SECONDS)
 
-    def _failed(self, error: Exception, hint: str) -> None:
+    def _log_failure(self, error: Exception, hint: str) -> None:
         self.errors += 1
         if not self._said:
             self._said = True
@@ -230,7 +230,7 @@ class PrometheusSink(Sink):
         found = self._metrics.families()
         if self._serves_node and self._node is not None:
             found = node_families(found, self._node.sources(), self._others, time.time())
-        return folded(found, self._first_rank) if self._folded else found
+        return fold_ranks(found, self._first_rank) if self._folded else found
 
     def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int) -> None:
         port = settings.port
