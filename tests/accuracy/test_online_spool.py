@@ -134,7 +134,7 @@ def test_what_a_killed_host_had_is_found_again(tmp_path: Path) -> None:
     assert second.last(Peer(SESSION, 0)) == 1
     (call,) = take(second, 2, step_over(FORWARD, BACKWARD, OTHER))
     assert call.message()["tensors"].keys() == set(data_names([OTHER]))
-    second.checked(call)
+    second.mark_checked(call)
     assert not (tmp_path / "spool/step0").exists(), "a step of which all is checked goes"
 
 

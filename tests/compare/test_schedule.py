@@ -254,9 +254,9 @@ def test_what_is_done_is_noted_line_by_line(tmp_path: Path) -> None:
         written.truncate(sizes[-1] - 20)
     again = Manifest(tmp_path, "k")
     assert again.stamp == manifest.stamp
-    assert [again.done(task) is not None for task in tasks] == [True] * 49 + [False]
-    again.note(tasks[-1], Result(tasks[-1].key))
-    assert Manifest(tmp_path, "k").done(tasks[-1]) is not None
+    assert [again.find_result(task) is not None for task in tasks] == [True] * 49 + [False]
+    again.add_result(tasks[-1], Result(tasks[-1].key))
+    assert Manifest(tmp_path, "k").find_result(tasks[-1]) is not None
 
 
 @pytest.mark.parametrize("stamp", ["../../20260101000000", "2026", "\u0662" * 14])
