@@ -214,7 +214,7 @@ def test_numbers_are_those_of_the_engine(numbers: np.ndarray, dtype: torch.dtype
         other[at] = other[at] * random.choice([1, 1, 1.001, 1.01, -1, math.nan, math.inf])
     second = other.to(values.HIGHER.get(dtype, dtype)) if mode == perturbing.IMPROVE else other
     name, wide = values.FLOATS[dtype], values.FLOATS[second.dtype]
-    ours = Measured.of([part.tolist() for part in values.measured(first, second, mode, False)])
+    ours = Measured.of([part.tolist() for part in values.measure_difference(first, second, mode, False)])
     with np.errstate(all="ignore"):
         theirs = measure(as_array(first), as_array(second), name, wide, mode)
     assert ours.one_sided == theirs.one_sided
@@ -232,10 +232,10 @@ def test_inputs_are_changed_as_the_engine_does(mode: str, dtype: torch.dtype) ->
     before = x.clone()
     with np.errstate(all="ignore"):
         expected = perturbing.perturb(as_array(x), values.FLOATS[dtype], mode)
-    assert np.array_equal(as_array(values.changed(x, mode)), expected)
+    assert np.array_equal(as_array(values.perturb_tensor(x, mode)), expected)
     assert torch.equal(x, before)
     expanded = torch.ones(1, dtype=dtype).expand(4)
-    assert values.changed(expanded, perturbing.CHANGE_VALUE).tolist() == [1, 1, 1, 1]
+    assert values.perturb_tensor(expanded, perturbing.CHANGE_VALUE).tolist() == [1, 1, 1, 1]
 
 
 def test_every_part_of_a_large_result_is_seen(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -247,7 +247,7 @@ def test_every_part_of_a_large_result_is_seen(monkeypatch: pytest.MonkeyPatch) -
             a, y = view(x), x.clone()
             y[at] *= 3
             b = view(y)
-            found = Measured.of([part.tolist() for part in values.measured(a, b, perturbing.ADD_NOISE, False)])
+            found = Measured.of([part.tolist() for part in values.measure_difference(a, b, perturbing.ADD_NOISE, False)])
             whole = measure(a.numpy(), b.numpy(), "float32", "float32", perturbing.ADD_NOISE)
             assert found.ratio == pytest.approx(whole.ratio, rel=1e-6)
             assert found.change == pytest.approx(whole.change, rel=1e-5)

@@ -247,7 +247,9 @@ def test_changes_of_blocks_are_those_of_the_whole(monkeypatch: pytest.MonkeyPatc
     def moved() -> torch.Tensor:
         generator = torch.Generator().manual_seed(1)
         values = torch.linspace(-1, 2, 999).reshape(27, 37)
-        return types.nudged(values, torch.bfloat16, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
+        return types.nudge_tensor(
+            values, torch.bfloat16, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1
+        )
 
     whole = moved()
     monkeypatch.setattr(types, "BLOCK", 100)

@@ -363,7 +363,7 @@ def test_the_verdict_is_that_of_the_pre_check(kind: torch.dtype) -> None:
             device[7] = float(case)
         device = device.to(kind)
         near = near if seed % 4 else []
-        ours = script_verdict.judged(device, bench, near, unit, known, "forward")
+        ours = script_verdict.judge_result(device, bench, near, unit, known, "forward")
         plain = device.float().numpy() if kind is torch.bfloat16 else device.numpy()
         theirs = engine_judge.judge(
             "softmax", "Torch.softmax.0.forward.output.0", bench.numpy(), plain, "torch.float64", str(kind),

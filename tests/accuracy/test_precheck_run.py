@@ -20,7 +20,7 @@ import torch
 from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.accuracy.precheck.options import Work
 from msprobe_engine.cli.main import main
-from msprobe_integrations.torch.op_tools.accuracy.precheck import resolved
+from msprobe_integrations.torch.op_tools.accuracy.precheck import resolve_device
 from msprobe_integrations.torch.tensors.devices import accelerator
 
 BOMBS = str(Path(__file__).with_name("bombs.py"))
@@ -270,7 +270,7 @@ def test_a_build_for_an_accelerator_on_a_machine_without_one(monkeypatch: pytest
     monkeypatch.setattr(torch.accelerator, "current_accelerator", lambda *_: torch.device("cuda"))
     monkeypatch.setattr(torch.accelerator, "is_available", lambda: False)
     assert accelerator() is None
-    assert resolved("auto") == "cpu"
+    assert resolve_device("auto") == "cpu"
 
 
 @pytest.mark.parametrize(

@@ -14,7 +14,7 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.ascend.overflow_rerun import rerun
-from msprobe_integrations.torch.op_tools.accuracy.arguments import drawn
+from msprobe_integrations.torch.op_tools.accuracy.arguments import draw_tensor
 from msprobe_integrations.torch.op_tools.accuracy.resolve import find
 
 
@@ -95,16 +95,16 @@ def test_backward(dump: Dump) -> None:
 def test_drawn_inputs(dump: Dump) -> None:
     """Without saved tensors they are drawn between the recorded extremes, which occur; the same twice; type and shape are kept."""
     wanted = {"dtype": "torch.float16", "shape": [3, 5], "Max": 6.0, "Min": -2.0}
-    a, b = drawn(wanted, "x"), drawn(wanted, "x")
+    a, b = draw_tensor(wanted, "x"), draw_tensor(wanted, "x")
     assert torch.equal(a, b)
     assert (a.dtype, list(a.shape), a.max().item(), a.min().item()) == (torch.float16, [3, 5], 6.0, -2.0)
-    assert torch.isinf(drawn(wanted | {"Max": "Infinity"}, "x")).sum() == 1
-    whole = drawn({"dtype": "torch.int64", "shape": [4], "Max": 9, "Min": 3}, "x")
+    assert torch.isinf(draw_tensor(wanted | {"Max": "Infinity"}, "x")).sum() == 1
+    whole = draw_tensor({"dtype": "torch.int64", "shape": [4], "Max": 9, "Min": 3}, "x")
     assert (whole.min().item(), whole.max().item()) == (3, 9)
-    assert drawn({"dtype": "torch.float32", "shape": [0], "Max": None, "Min": None}, "x").numel() == 0
+    assert draw_tensor({"dtype": "torch.float32", "shape": [0], "Max": None, "Min": None}, "x").numel() == 0
     for wrong in ({"dtype": "torch.load"}, {"shape": [1 << 40, 1 << 20]}, {"shape": [-1]}, {"shape": "x"}):
         with pytest.raises(CannotRun):
-            drawn(wanted | wrong, "x")
+            draw_tensor(wanted | wrong, "x")
     dump.call("Functional.linear.0.forward", torch.randn(2, 3), torch.randn(4, 3), saved=False)
     assert dump.rows()["Functional.linear.0.forward"].inputs == "drawn from statistics"
 

@@ -13,7 +13,7 @@ from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, F
 from msprobe_integrations.common.op_tools.accuracy.purposes import Purpose
 from msprobe_integrations.torch.tensors.byte_forms import TensorBytes
 
-__all__ = ["Arguments", "Files", "Place", "drawn"]
+__all__ = ["Arguments", "Files", "Place", "draw_tensor"]
 
 
 class Arguments(RecordedArguments):
@@ -66,7 +66,7 @@ class Arguments(RecordedArguments):
         raise CannotRun(f"an argument of type {kind[:80]} cannot be made from a dump")
 
 
-def drawn(item: Mapping[str, Any], seed_text: str, wanted: Purpose | None = None) -> torch.Tensor:
+def draw_tensor(item: Mapping[str, Any], seed_text: str, wanted: Purpose | None = None) -> torch.Tensor:
     """A tensor of the recorded type and shape with the recorded statistics, see `RecordedArguments.draw`."""
     found: torch.Tensor = Arguments(None).draw(item, seed_text, wanted)
     return found

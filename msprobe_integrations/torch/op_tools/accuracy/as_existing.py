@@ -90,9 +90,9 @@ class CheckerAsExisting:
         needs = wants and _flags(record.get("input_args"))
         sides = self._sides(api, args, kwargs, needs if wants else False, record)
         torch.manual_seed(self._seed)
-        bench = _told(function, *sides.bench[0], **sides.bench[1])
+        bench = _run_operator(function, *sides.bench[0], **sides.bench[1])
         with torch.autocast(self._device.type, sides.autocast, enabled=sides.autocast is not None):
-            device = _told(function, *sides.device[0], **sides.device[1])
+            device = _run_operator(function, *sides.device[0], **sides.device[1])
         grads: tuple[list[Any], list[Any]] = ([], [])
         incoming = None
         if wants:
@@ -103,13 +103,16 @@ class CheckerAsExisting:
                 incoming = self._arguments.gradients(name, backward)[0]
                 if incoming is None:
                     raise CannotRun("there is no gradient in the record")
-                grads = _told(_backward, api, bench, incoming, sides.bench[0]), _told(_backward, api, device, incoming, sides.device[0])
+                grads = (
+                    _run_operator(_backward, api, bench, incoming, sides.bench[0]),
+                    _run_operator(_backward, api, device, incoming, sides.device[0]),
+                )
         data = _data([args, kwargs], bench, device, incoming, grads)
         return _result(name, api, bench, device, grads, reason, self._version, api in self._quantized), data
 
     def _sides(self, api: str, args: list[Any], kwargs: dict[str, Any], needs: Any, record: Mapping[str, Any]) -> _Sides:
         if api in _SINGLE:
-            args, kwargs = _mapped(args, _shortened), _mapped(kwargs, _shortened)
+            args, kwargs = _mapped(args, _round_to_11_bits), _mapped(kwargs, _round_to_11_bits)
         types = {value.dtype for value in leaves_of([args, kwargs]) if isinstance(value, torch.Tensor)} & _RAISED.keys()
         autocast: torch.dtype | None = None
         raised: dict[torch.dtype, torch.dtype] = {}
@@ -136,7 +139,7 @@ class CheckerAsExisting:
         return _Sides(bench, there, autocast if region else None)
 
 
-def _told(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
+def _run_operator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
     """Call an operator; what it says of its arguments is the reason that it cannot be run."""
     try:
         return function(*args, **kwargs)
@@ -174,7 +177,7 @@ def _plain(kwargs: dict[str, Any], raised: Mapping[torch.dtype, torch.dtype]) ->
     return found
 
 
-def _shortened(tensor: torch.Tensor) -> torch.Tensor:
+def _round_to_11_bits(tensor: torch.Tensor) -> torch.Tensor:
     """float32 with 11 bits behind the point, rounded half up."""
     if tensor.dtype is not torch.float32:
         return tensor
@@ -200,7 +203,9 @@ def _result(
     name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str, version: str, quantized: bool
 ) -> CallResult:
     dropout = "dropout" in name
-    forward, first = (_zeros(bench, device), []) if dropout else _compared(api, f"{name}.forward.output", bench, device, version, quantized)
+    forward, first = (
+        (_zeros(bench, device), []) if dropout else _compare_results(api, f"{name}.forward.output", bench, device, version, quantized)
+    )
     backward, second = NOT_RUN, list[TensorResult]()
     if reason:
         backward, second = SKIP, [TensorResult(f"{name}.backward.output.0", (), "", "", status=SKIP, message=reason, old_status=SKIP)]
@@ -208,11 +213,11 @@ def _result(
         if dropout:
             backward = _zeros(grads[0][0], grads[1][0])
         else:
-            backward, second = _compared(api, f"{name}.backward.output", *grads, version, quantized)
+            backward, second = _compare_results(api, f"{name}.backward.output", *grads, version, quantized)
     return CallResult(name, forward, backward, reason, (*first, *second))
 
 
-def _compared(api: str, prefix: str, bench: Any, device: Any, version: str, quantized: bool) -> tuple[str, list[TensorResult]]:
+def _compare_results(api: str, prefix: str, bench: Any, device: Any, version: str, quantized: bool) -> tuple[str, list[TensorResult]]:
     """Status of a direction, the last one that is no pass, and the rows."""
     pairs = list(zip(bench, device)) if isinstance(bench, (list, tuple)) else [(bench, device)]
     rows = [_row(api, f"{prefix}.{n}", b, d, version, quantized) for n, (b, d) in enumerate(pairs)]

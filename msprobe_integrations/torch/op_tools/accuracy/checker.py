@@ -17,7 +17,7 @@ from msprobe_integrations.common.op_tools.accuracy.checking import Checked, chec
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.op_tools.accuracy.comparison import Comparison
 from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, memory_of, places_of
-from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared, communicated, given_leaves, prepare, slots
+from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared, given_leaves, has_communicated, prepare, slots
 from msprobe_integrations.torch.op_tools.accuracy.sides import Ran, on_bench, on_target
 from msprobe_integrations.torch.op_tools.accuracy.types import BENCHES, LOW
 
@@ -116,7 +116,7 @@ class Checker:
             recorded = True
             if not is_saved(record.get("output")):
                 raise CannotRun(f"{prepared.api} cannot be run here, and the dump has no tensors of its results to be judged")
-        if (recorded or outputs is not None) and communicated(record):
+        if (recorded or outputs is not None) and has_communicated(record):
             raise CannotRun("an operator on DTensors that has communicated: its result is not that of the tensors of this rank")
         if recorded and record.get("output") in (None, [None]) and record.get("stopped_early"):
             raise CannotRun("recomputation was stopped inside this call: it has no result")
@@ -126,7 +126,7 @@ class Checker:
         autocast = None
         given = outputs is not None or gradients is not None
         if given:
-            device, autocast = _given(prepared, outputs, gradients), self._autocast_of(prepared)
+            device, autocast = _build_recorded_outcome(prepared, outputs, gradients), self._autocast_of(prepared)
         else:
             ran = self._run(prepared, self._target)
             device, autocast = ran.outcome, ran.side.autocast
@@ -161,7 +161,7 @@ def _float_type(name: str | None) -> torch.dtype | None:
     return found
 
 
-def _given(prepared: Prepared, outputs: Any, gradients: Any) -> Outcome:
+def _build_recorded_outcome(prepared: Prepared, outputs: Any, gradients: Any) -> Outcome:
     """What was recorded on the device, in place of a run. Results of an operator that writes into its argument and returns nothing are
     not in a record: there is nothing to compare then."""
     call = prepared.call

@@ -14,7 +14,7 @@ from msprobe_engine.accuracy.results import ERROR, NOT_RUN, PASS, SKIP, WARNING,
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Place
 from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, leaves_of, places_of
-from msprobe_integrations.torch.op_tools.accuracy.operators.dropout import expected, wrong_share
+from msprobe_integrations.torch.op_tools.accuracy.operators.dropout import compute_expected_output, wrong_share
 from msprobe_integrations.torch.op_tools.accuracy.operators.ties import equally_right
 from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared
 from msprobe_integrations.torch.op_tools.accuracy.sides import Ran, on_changed
@@ -45,26 +45,26 @@ class Comparison:
         self._changed: list[Outcome] = []
         self._again: Ran | None = None
         if prepared.dropout is not None:
-            self._bench = self._kept(bench)
+            self._bench = self._build_dropout_outcome(bench)
         elif condition and not _rounds_to(self._bench, device):
             self._changed, self._again = on_changed(bench, self._unit), bench
         self._inside: list[Outcome] | None = None
         self._tied = False
 
-    def _kept(self, bench: Ran) -> Outcome:
+    def _build_dropout_outcome(self, bench: Ran) -> Outcome:
         """What a dropout must give, from what the device has dropped."""
         call, drop = self._prepared.call, self._prepared.dropout
         assert drop is not None
         x = call.args[0] if call.args else call.kwargs["input"]
         wide = x.to(self._bench.outputs[0].dtype)
         out = self._device.outputs[0].cpu()
-        outputs = [expected(drop, wide, out), *(value.cpu() for value in self._device.outputs[1:])]
+        outputs = [compute_expected_output(drop, wide, out), *(value.cpu() for value in self._device.outputs[1:])]
         gradients: dict[Place, torch.Tensor | None] = {}
         incoming = call.gradients[0] if call.gradients else torch.ones_like(x)
         for place, found in self._device.gradients.items():
             if found is not None and incoming is not None:
                 told = torch.where(x != 0, out, found.cpu())  # where 0 came in, the gradient tells
-                gradients[place] = expected(drop, incoming.to(wide.dtype), told)
+                gradients[place] = compute_expected_output(drop, incoming.to(wide.dtype), told)
         return Outcome(outputs, {}, gradients, bench.outcome.problem)
 
     def result(self) -> tuple[CallResult, dict[str, Any]]:
@@ -109,7 +109,7 @@ class Comparison:
                 if not self._given:
                     problems.append(f"the bench writes to input {where}, the device does not")
                 continue
-            results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, found, partial(_written, place)))
+            results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, found, partial(_get_written, place)))
         return results, problems
 
     def _backward(self, data: dict[str, Any]) -> tuple[list[TensorResult], list[str], list[str]]:
@@ -193,7 +193,7 @@ def _output(number: int, run: Outcome) -> Any:
     return run.outputs[number] if number < len(run.outputs) else None
 
 
-def _written(place: Place, run: Outcome) -> Any:
+def _get_written(place: Place, run: Outcome) -> Any:
     return run.written.get(place)
 
 

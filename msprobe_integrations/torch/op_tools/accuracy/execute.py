@@ -28,7 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_integrations.common.capture import nested
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Place
-from msprobe_integrations.torch.op_tools.accuracy.types import FLOAT8, Types, move, nudged
+from msprobe_integrations.torch.op_tools.accuracy.types import FLOAT8, Types, move, nudge_tensor
 
 
 class Nudge(NamedTuple):
@@ -116,7 +116,7 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
 def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Arguments) -> Outcome:
     # as the default type is that of what an operation makes of integers, or of nothing
     wide, device = side.types.get(torch.get_default_dtype()), side.device.type
-    with warnings.catch_warnings(), _seeded(call.seed, side.device) as drawn:
+    with warnings.catch_warnings(), _seed_random_state(call.seed, side.device) as drawn:
         warnings.simplefilter("ignore")
         args = [arguments.of(value, (n,)) for n, value in enumerate(call.args)]
         kwargs = {key: arguments.of(value, (key,)) for key, value in call.kwargs.items()}
@@ -127,7 +127,7 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
             if wide is not None:
                 torch.set_default_dtype(wide)
             with _inside(side), torch.set_grad_enabled(bool(arguments.leaves)), torch.autocast(device, side.autocast, bool(side.autocast)):
-                result = _prepared(function, side)(*args, **kwargs)
+                result = _prepare_function(function, side)(*args, **kwargs)
         finally:
             torch.set_default_dtype(before)
         drew = drawn()
@@ -138,15 +138,15 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
         written |= {place: left[place] for place, old in before_call.items() if place in left and not torch.equal(old, left[place])}
         with _inside(side):
             gradients, problem = _backward([*outputs, *written.values()], arguments, call) if arguments.leaves else ({}, "")
-    return Outcome([_detached(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem, drew)
+    return Outcome([_detach_tensor(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem, drew)
 
 
 def _inside(side: Side) -> AbstractContextManager[None]:
-    return nullcontext() if side.inside is None else rounding(side.inside.unit, side.inside.seed)
+    return nullcontext() if side.inside is None else add_round_off(side.inside.unit, side.inside.seed)
 
 
 @contextmanager
-def _seeded(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
+def _seed_random_state(seed: int, device: torch.device) -> Iterator[Callable[[], bool]]:
     """Random numbers of the host and of `device` from this seed; afterwards as if none had been drawn. Gives what says whether some were.
 
     `torch.manual_seed` and `torch.random.fork_rng` ask every kind of device there is, which costs more than most operations."""
@@ -212,14 +212,14 @@ class _Arguments:
         return value
 
     def tensor(self, value: torch.Tensor) -> torch.Tensor:
-        moved = self._nudged(value)
+        moved = self._nudge_value(value)
         return moved.to(self._side.device, self._side.types.get(value.dtype, value.dtype), copy=moved is value)
 
-    def _nudged(self, value: torch.Tensor) -> torch.Tensor:
+    def _nudge_value(self, value: torch.Tensor) -> torch.Tensor:
         nudge, generator = self._side.nudge, self._signs
         if nudge is None or not (value.dtype.is_floating_point or value.dtype.is_complex):
             return value
-        return nudged(value, nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
+        return nudge_tensor(value, nudge.unit, lambda shape: torch.randint(0, 2, shape, generator=generator, dtype=torch.int8) * 2 - 1)
 
 
 def memory_of(tensor: torch.Tensor) -> object:
@@ -227,7 +227,7 @@ def memory_of(tensor: torch.Tensor) -> object:
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else None
 
 
-def _prepared(function: Callable[..., Any], side: Side) -> Callable[..., Any]:
+def _prepare_function(function: Callable[..., Any], side: Side) -> Callable[..., Any]:
     if not side.compiled:
         return function
     torch._dynamo.reset()
@@ -278,7 +278,7 @@ def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, torch.Tens
             yield from places_of(child, (*place, n))
 
 
-def _detached(value: Any) -> Any:
+def _detach_tensor(value: Any) -> Any:
     return value.detach() if isinstance(value, torch.Tensor) else value
 
 
@@ -338,7 +338,7 @@ class _RoundOff(TorchDispatchMode):
 
 
 @contextmanager
-def rounding(unit: torch.dtype, seed: int) -> Iterator[None]:
+def add_round_off(unit: torch.dtype, seed: int) -> Iterator[None]:
     """Within, every step in float64 (complex128) is changed by about one unit of round-off of `unit`, forward and backward."""
     with sdpa_kernel(SDPBackend.MATH), _RoundOff(torch.finfo(unit).eps / 2, seed):
         yield

@@ -14,7 +14,7 @@ from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.op_tools.accuracy.checking import keep_failures
 from msprobe_integrations.torch.op_tools.accuracy.as_existing import CheckerAsExisting
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
-from msprobe_integrations.torch.op_tools.accuracy.operators.custom import load_operators, registered
+from msprobe_integrations.torch.op_tools.accuracy.operators.custom import list_registered_names, load_operators
 from msprobe_integrations.torch.tensors.byte_forms import TensorBytes
 from msprobe_integrations.torch.tensors.devices import accelerator
 
@@ -28,7 +28,7 @@ def make_check(work: Work) -> Check:
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
     load_operators(*work.operators)
-    device, bench = resolved(work.device, work.jit_compile), resolved(work.bench, work.jit_compile)
+    device, bench = resolve_device(work.device, work.jit_compile), resolve_device(work.bench, work.jit_compile)
     directory = work.rank_directory
     files = TensorFiles(directory) if (directory / layout.TENSORS).is_dir() else None
     if work.dtype is not None and not getattr(getattr(torch, work.dtype, None), "is_floating_point", False):
@@ -46,7 +46,7 @@ def make_check(work: Work) -> Check:
         device=device,
         sides=work.sides(f"torch {torch.__version__}"),
         remark=remark if device == "cpu" else "",
-        operators=registered() if work.operators else (),
+        operators=list_registered_names() if work.operators else (),
     )
     return Check(keep_failures(checker.check, work, _file_of), about)
 
@@ -62,7 +62,7 @@ def _load() -> None:
     Checker(None).check("Torch.exp.0", record, {"input": [number], "output": [number]})
 
 
-def resolved(device: str, jit_compile: bool = False) -> str:
+def resolve_device(device: str, jit_compile: bool = False) -> str:
     """A device of this machine; ``auto`` is the accelerator, or the CPU where there is none. It is made the current one.
 
     Raises:

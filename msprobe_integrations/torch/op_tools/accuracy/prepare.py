@@ -116,7 +116,7 @@ def prepare(
     if draws(operator.api, args, kwargs):
         raise CannotRun("draws random numbers (dropout): no two devices draw the same")
     if dtype is not None:
-        args, kwargs = _rounded(args, dtype), _rounded(kwargs, dtype)
+        args, kwargs = _cast_floats(args, dtype), _cast_floats(kwargs, dtype)
     kwargs = {key: value for key, value in kwargs.items() if not (key == "generator" and value is None)}
     tensors = [*places_of(args), *places_of(kwargs)]
     incoming: list[torch.Tensor | None] = []
@@ -124,7 +124,7 @@ def prepare(
     needed: frozenset[Place] = frozenset()
     if backward is not None:
         incoming = arguments.gradients(name, backward)
-        incoming = _rounded(incoming, dtype) if dtype is not None else incoming
+        incoming = _cast_floats(incoming, dtype) if dtype is not None else incoming
         can = [p for p, t in tensors if (t.dtype.is_floating_point or t.dtype.is_complex) and p[0] not in _NOT_DIFFERENTIABLE]
         needed = frozenset(place for place in can if _needs(record, place))
         wanted = tuple(place for place in can if place in needed or not needed)  # all of them where the record does not say
@@ -143,14 +143,14 @@ def _silent(api: str, tensors: Sequence[tuple[Place, torch.Tensor]]) -> Sequence
     return _SILENT.get(api, ())
 
 
-def _rounded(value: Any, dtype: torch.dtype) -> Any:
+def _cast_floats(value: Any, dtype: torch.dtype) -> Any:
     if isinstance(value, torch.Tensor):
         return value.to(dtype) if value.dtype.is_floating_point else value
     if isinstance(value, torch.dtype):
         return dtype if value.is_floating_point else value
     if isinstance(value, dict):
-        return {key: _rounded(child, dtype) for key, child in value.items()}
-    return type(value)(_rounded(child, dtype) for child in value) if type(value) in (list, tuple) else value
+        return {key: _cast_floats(child, dtype) for key, child in value.items()}
+    return type(value)(_cast_floats(child, dtype) for child in value) if type(value) in (list, tuple) else value
 
 
 def _needs(record: Mapping[str, Any], place: Place) -> bool:
@@ -185,7 +185,7 @@ def _items(value: Any) -> Iterator[Any]:
         yield value
 
 
-def communicated(record: Mapping[str, Any]) -> bool:
+def has_communicated(record: Mapping[str, Any]) -> bool:
     """Has an operator on DTensors asked other ranks for its result? Then that is not what comes of the recorded local tensors: partial sums
     went in and none came out (the norm of partial norms), or shards went in and whole tensors came out."""
     inputs = set(_placements([record.get("input_args"), record.get("input_kwargs")]))

@@ -92,7 +92,7 @@ class Operator(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _known() -> frozenset[int]:
+def _collect_operation_ids() -> frozenset[int]:
     """Identities of all functions that are operations; they live as long as torch."""
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
@@ -100,18 +100,18 @@ def _known() -> frozenset[int]:
 
 
 @lru_cache(maxsize=4096)
-def _found(base: str) -> tuple[Function, ...]:
+def _find_functions(base: str) -> tuple[Function, ...]:
     kind, _, api = base.partition(".")
     last = api.rpartition(".")[2]
     if not all(part.isidentifier() for part in api.split(".")) or last in _NOT:
         return ()
     if kind == "Aten":
-        return _aten(api)
+        return _find_aten_operator(api)
     if kind == "NPU":
-        return _npu(api) or _library("npu", api)
+        return _find_npu_function(api) or _find_library_operator("npu", api)
     space = _SPACES.get(kind)
     if space is None and kind not in _NO_LIBRARIES:
-        return _library(kind, api)
+        return _find_library_operator(kind, api)
     if kind == "Tensor" and api in MOVES:
         return (MOVES[api],)
     if space is None or (last.startswith("__") and last not in _OPERATORS and not (kind == "Tensor" and api in _VALUES)):
@@ -134,20 +134,20 @@ def _found(base: str) -> tuple[Function, ...]:
     if function is not None and (known or (kind == "Functional" and _is_functional(api, function))):
         return (function,)
     behind = getattr(torch._C._nn, api, None) if kind == "Functional" and function is None else None  # flatten_dense_tensors
-    return (behind,) if behind is not None and _aten(api) else ()
+    return (behind,) if behind is not None and _find_aten_operator(api) else ()
 
 
 def _is_unlisted(name: str) -> bool:
     """Is it one of torch's functions that are operators of aten and that torch does not list: private ones (``torch._scaled_mm``), forms
     in place of what is listed (``torch.relu_``), and a few more?"""
-    if name.startswith("__") or not hasattr(torch._C._VariableFunctions, name) or not _aten(name):
+    if name.startswith("__") or not hasattr(torch._C._VariableFunctions, name) or not _find_aten_operator(name):
         return False
     in_place = name.endswith("_") and _is_operation(getattr(torch, name[:-1], None)) and name[:-1] not in _MAY_DRAW
     return name.startswith("_") or name in _UNLISTED or in_place
 
 
 def _is_operation(function: Any) -> bool:
-    return callable(function) and not isinstance(function, type) and id(function) in _known()
+    return callable(function) and not isinstance(function, type) and id(function) in _collect_operation_ids()
 
 
 def _is_functional(name: str, function: Any) -> bool:
@@ -160,12 +160,12 @@ def _is_operator(name: str) -> bool:
     return name in _OPERATORS and name.startswith("__")
 
 
-def _aten(api: str) -> tuple[Function, ...]:
+def _find_aten_operator(api: str) -> tuple[Function, ...]:
     name, _, overload = api.partition(".")
     packet = getattr(torch.ops.aten, name, None)
     if not isinstance(packet, torch._ops.OpOverloadPacket) or (overload and overload not in packet.overloads()):
         return ()
-    taken = _taken(packet)
+    taken = _list_arguments(packet)
     if any(argument not in _WORDS for argument, kind in taken if "str" in kind):
         return ()
     if not any("Tensor" in kind for _, kind in taken) and name not in _MAKERS:
@@ -173,22 +173,22 @@ def _aten(api: str) -> tuple[Function, ...]:
     return (getattr(packet, overload) if overload else packet,)
 
 
-def _library(space: str, api: str) -> tuple[Function, ...]:
+def _find_library_operator(space: str, api: str) -> tuple[Function, ...]:
     """An operator that a library has registered with torch, when this process has loaded it. None with text among its arguments: those
     may be names of files."""
     packet = getattr(getattr(torch.ops, space, None), api, None) if space.isidentifier() and not space.startswith("_") else None
     if not isinstance(packet, torch._ops.OpOverloadPacket):
         return ()
-    kinds = [kind for _, kind in _taken(packet)]
+    kinds = [kind for _, kind in _list_arguments(packet)]
     return (packet,) if any("Tensor" in kind for kind in kinds) and not any("str" in kind for kind in kinds) else ()
 
 
-def _taken(packet: Any) -> list[tuple[str, str]]:
+def _list_arguments(packet: Any) -> list[tuple[str, str]]:
     """Names and types of the arguments of all overloads of an operator."""
     return [(argument.name, str(argument.type)) for each in packet.overloads() for argument in getattr(packet, each)._schema.arguments]
 
 
-def _npu(api: str) -> tuple[Function, ...]:
+def _find_npu_function(api: str) -> tuple[Function, ...]:
     module = sys.modules.get("torch_npu")
     function = getattr(module, api, None)
     public = api.startswith(("npu_", "_npu")) or api in ("fast_gelu", "one_")
@@ -200,7 +200,7 @@ def find(record: str) -> Function | None:
     parts = record.split(".")
     if len(parts) < 4 or parts[-1] != "forward":
         return None
-    found = _found(".".join(parts[:-2]))
+    found = _find_functions(".".join(parts[:-2]))
     return found[0] if found else None
 
 
@@ -228,11 +228,11 @@ def resolve(name: str, reference: Callable[[str], Function | None] = lambda _: N
             raise CannotRun("communication: other ranks take part in it")
         if kind in MODULES:
             raise CannotRun("a module, no API")
-        if api in _RANDOM or _seeded(kind, api):
+        if api in _RANDOM or _draws_random_numbers(kind, api):
             raise CannotRun("draws random numbers: no two devices draw the same")
         if api in _EMPTY:
             raise CannotRun("gives memory that nobody has written to: there is nothing to compare")
-    functions = (registered.function,) if registered.function is not None else _found(name)
+    functions = (registered.function,) if registered.function is not None else _find_functions(name)
     known = registered.reference
     if known is None and (kind in ("NPU", "Aten", "MindSpeed") or not functions):
         known = formula(api) or reference(name)
@@ -251,7 +251,7 @@ def _unknown(kind: str, name: str, api: str) -> str:
     return f"torch {torch.__version__} has no operator {name}"
 
 
-def _seeded(kind: str, api: str) -> bool:
+def _draws_random_numbers(kind: str, api: str) -> bool:
     """Does torch itself say of this operator that it draws? What draws only with some arguments (dropout) is told by those."""
     if kind != "Aten" or "dropout" in api or "attention" in api or api.startswith(("lstm", "gru", "rnn", "rrelu", "_cudnn_rnn")):
         return False

@@ -133,13 +133,15 @@ def on_changed(ran: Ran, unit: torch.dtype | None, *, inside: bool = False) -> l
     for number in range(_INSIDE if inside else _CHANGES):
         nudge = Nudge(unit, ran.call.seed + number)
         try:
-            found.append(_kept(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)), unit))
+            found.append(
+                _narrow_large_results(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)), unit)
+            )
         except Exception:  # changed inputs may be outside of what the operator takes: then nothing is known of its condition
             return []
     return found
 
 
-def _kept(outcome: Outcome, unit: torch.dtype) -> Outcome:
+def _narrow_large_results(outcome: Outcome, unit: torch.dtype) -> Outcome:
     """Large results in float32 where the changes are those of a coarser type: their round-off is nothing beside."""
 
     def small(value: Any) -> Any:
@@ -160,14 +162,14 @@ def _kept(outcome: Outcome, unit: torch.dtype) -> Outcome:
 
 
 def _to(call: Call, dtype: torch.dtype) -> Call:
-    def rounded(value: Any) -> Any:
+    def round_float32(value: Any) -> Any:
         if isinstance(value, torch.Tensor) and value.dtype is torch.float32:
             return value.to(dtype)
         if isinstance(value, dict):
-            return {key: rounded(child) for key, child in value.items()}
-        return type(value)(map(rounded, value)) if type(value) in (list, tuple) else value
+            return {key: round_float32(child) for key, child in value.items()}
+        return type(value)(map(round_float32, value)) if type(value) in (list, tuple) else value
 
-    return call._replace(args=rounded(list(call.args)), kwargs=rounded(dict(call.kwargs)))
+    return call._replace(args=round_float32(list(call.args)), kwargs=round_float32(dict(call.kwargs)))
 
 
 def _first(prepared: Prepared, functions: Iterable[Callable[..., Any]], sides: Iterable[Side]) -> Ran | Exception:

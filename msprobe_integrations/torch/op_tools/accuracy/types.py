@@ -51,7 +51,7 @@ BLOCK = 1 << 20
 """Elements that are changed at a time; tensors of more are large."""
 
 
-def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
+def nudge_tensor(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size], torch.Tensor]) -> torch.Tensor:
     """Every value of a float tensor up or down by one unit of round-off of the coarser of its type and `unit`, in float64 (complex
     types: complex128). NaN and Inf stay.
 
@@ -59,7 +59,7 @@ def nudged(tensor: torch.Tensor, unit: torch.dtype, signs: Callable[[torch.Size]
         signs: the next -1 and 1 of a shape; of a large tensor it is asked for blocks.
     """
     if tensor.dtype.is_complex:
-        return torch.view_as_complex(nudged(torch.view_as_real(tensor), unit, signs))
+        return torch.view_as_complex(nudge_tensor(torch.view_as_real(tensor), unit, signs))
     eps = max(torch.finfo(tensor.dtype).eps, torch.finfo(unit).eps)
     wide = tensor.to(torch.float64, copy=True)
     move(wide, signs, eps / 2)

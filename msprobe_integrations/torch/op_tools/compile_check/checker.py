@@ -100,16 +100,16 @@ class PrecisionChecker:
         """Compile the modules below the model, `depth` levels further down where they have children: with 0 its direct children. Lists and
         sequences of modules are no level."""
 
-        def look(module: nn.Module, left: int) -> None:
+        def collect_children(module: nn.Module, left: int) -> None:
             for child in module.children():
                 if isinstance(child, _CONTAINERS):
-                    look(child, left)
+                    collect_children(child, left)
                 elif left <= 0 or next(child.children(), None) is None:
                     self._wrapped.append(child)
                 else:
-                    look(child, left - 1)
+                    collect_children(child, left - 1)
 
-        look(model, depth)
+        collect_children(model, depth)
         return model
 
     def ignore(self, module: nn.Module) -> nn.Module:

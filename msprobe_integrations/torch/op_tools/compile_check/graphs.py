@@ -49,7 +49,7 @@ class Graphs:
         if directory is not None:
             make_directory(directory, "graph dump")
 
-    def compiled(self, module: nn.Module) -> Callable[..., Any]:
+    def compile_module(self, module: nn.Module) -> Callable[..., Any]:
         """`torch.compile` of the calls of a module with this backend."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
@@ -70,7 +70,7 @@ class Graphs:
             with self._faults.guard("graph check"):
                 eager = copy.deepcopy(graph)
         compiled = self._inner(graph, inputs, options)
-        return self._checked(name, compiled, eager)
+        return self._build_checked_call(name, compiled, eager)
 
     def _inner(self, graph: fx.GraphModule, inputs: Sequence[Any], options: dict[str, Any]) -> Callable[..., Any]:
         made: Callable[..., Any]
@@ -92,14 +92,14 @@ class Graphs:
 
             make_boxed: Any = tracing.__dict__["make_boxed_func"]  # not exported
 
-            def saved(kind: str) -> Callable[..., Any]:
+            def build_saving_compiler(kind: str) -> Callable[..., Any]:
                 def compiler(part: fx.GraphModule, _example: Sequence[Any]) -> Any:
                     self._save(kind, part)
                     return make_boxed(part.forward)
 
                 return compiler
 
-            forward, backward = saved("Forward Graph"), saved("Backward Graph")
+            forward, backward = build_saving_compiler("Forward Graph"), build_saving_compiler("Backward Graph")
             made = aot_autograd(fw_compiler=forward, bw_compiler=backward, partition_fn=min_cut_rematerialization_partition)(graph, inputs)
             return made
         from torch._dynamo.backends.registry import lookup_backend
@@ -107,7 +107,7 @@ class Graphs:
         made = lookup_backend(self._backend)(graph, list(inputs), **options)
         return made
 
-    def _checked(self, name: str, compiled: Callable[..., Any], eager: fx.GraphModule | None) -> Callable[..., Any]:
+    def _build_checked_call(self, name: str, compiled: Callable[..., Any], eager: fx.GraphModule | None) -> Callable[..., Any]:
         def both(*args: Any) -> Any:
             kept = None
             self.runs += 1
@@ -120,7 +120,7 @@ class Graphs:
                     self._compare(name, eager(*kept[0]), result)
             return result
 
-        return uncompiled(both)
+        return disable_compile(both)
 
     def _compare(self, name: str, eager: Any, compiled: Any) -> None:
         pairs = zip(eager, compiled) if isinstance(eager, (list, tuple)) else [(eager, compiled)]
@@ -141,7 +141,7 @@ class Graphs:
             _log.info("graph dump: %s -> %s", kind, path)
 
 
-def uncompiled(function: Callable[..., Any]) -> Callable[..., Any]:
+def disable_compile(function: Callable[..., Any]) -> Callable[..., Any]:
     """The function, of which `torch.compile` sees nothing."""
     disabled: Callable[..., Any] = torch.compiler.disable(function)
     return disabled

@@ -12,10 +12,10 @@ from torch.utils import _pytree as pytree
 
 from msprobe_engine.accuracy.compile_report import ModuleDiff, TensorDiff
 from msprobe_engine.core.errors import UsageError
-from msprobe_integrations.torch.op_tools.compile_check.graphs import uncompiled
+from msprobe_integrations.torch.op_tools.compile_check.graphs import disable_compile
 from msprobe_integrations.torch.op_tools.compile_check.runs import put_streams, same_buffers, same_streams
 from msprobe_integrations.torch.op_tools.compile_check.taker import Key, Taker
-from msprobe_integrations.torch.op_tools.compile_check.truth import changed_parameters, changing, copied, wide
+from msprobe_integrations.torch.op_tools.compile_check.truth import build_nudge, changed_parameters, copy_in_float64, wide
 from msprobe_integrations.torch.op_tools.compile_check.verdict import noise, verdict
 from msprobe_integrations.torch.op_tools.compile_check.watch import Watched
 
@@ -48,19 +48,19 @@ def looked_at(modules: dict[nn.Module, str], taker: Taker, apart: Sequence[nn.Mo
     running: list[str] = []
 
     def before(module: nn.Module, args: Any, kwargs: Any) -> None:
-        running.append(taker.begin(module, args, kwargs))
+        running.append(taker.record_inputs(module, args, kwargs))
 
     def after(module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> Any:
         if any(module is one for one in apart):
             result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.view_as(tensor), result)
-        taker.end(running.pop(), result)
+        taker.record_outputs(running.pop(), result)
         return result
 
     handles = []
     for module in modules:
         handles += [
-            module.register_forward_pre_hook(uncompiled(before), with_kwargs=True),
-            module.register_forward_hook(uncompiled(after), with_kwargs=True),
+            module.register_forward_pre_hook(disable_compile(before), with_kwargs=True),
+            module.register_forward_hook(disable_compile(after), with_kwargs=True),
         ]
     try:
         yield
@@ -122,15 +122,15 @@ def exact_passes(
     Raises:
         Exception: it does not run so.
     """
-    made = copied(model)
+    made = copy_in_float64(model)
     modules = {made.get_submodule(name): name for name in names.values()}
     ends = [made.get_submodule(name) for name in apart]
-    handle = made.register_forward_pre_hook(_widen, with_kwargs=True)
+    handle = made.register_forward_pre_hook(_widen_arguments, with_kwargs=True)
     try:
         truth = one_pass(program, made, modules, state, apart=ends)
         changed = []
         for n in (1, 2):
-            with changed_parameters(made, changing(unit, n)):
+            with changed_parameters(made, build_nudge(unit, n)):
                 changed.append(one_pass(program, made, modules, state, apart=ends))
     finally:
         handle.remove()
@@ -138,7 +138,7 @@ def exact_passes(
     return truth, changed
 
 
-def _widen(_module: nn.Module, args: Any, kwargs: Any) -> Any:
+def _widen_arguments(_module: nn.Module, args: Any, kwargs: Any) -> Any:
     return pytree.tree_map_only(torch.Tensor, wide, (args, kwargs))
 
 
@@ -170,7 +170,7 @@ def compare(
             rows = [
                 one(e, c, right[n], [other[n] for other in others])
                 for n, (e, c) in enumerate(zip(ours, theirs))
-                if not (_nothing(e) and _nothing(c))
+                if not (_is_zero_gradient(e) and _is_zero_gradient(c))
             ]
             setattr(diff, kind, rows or None)
     for only, _ in compiled.values.keys() - eager.values.keys():
@@ -193,7 +193,7 @@ def compare(
     return sorted(diffs.values(), key=lambda diff: ended.get(diff.name, len(eager.values))), loss
 
 
-def _nothing(gradient: Any) -> bool:
+def _is_zero_gradient(gradient: Any) -> bool:
     """No gradient, or one that is zero everywhere: compiled code gives the one where uncompiled code gives the other."""
     return gradient is None or (isinstance(gradient, torch.Tensor) and not bool(gradient.any()))
 

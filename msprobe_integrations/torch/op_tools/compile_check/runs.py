@@ -157,10 +157,12 @@ def run(
         outputs = pytree.tree_leaves(result)
         found, problem = _gradients(outputs, gradients or (), [*starts, *parameters], change) if with_gradients else ([], "")
     n = len(starts)
-    return Outcome(_detached(outputs), _detached(given), found[:n] or [None] * n, found[n:] or [None] * len(parameters), problem)
+    return Outcome(
+        _detach_tensors(outputs), _detach_tensors(given), found[:n] or [None] * n, found[n:] or [None] * len(parameters), problem
+    )
 
 
-def _detached(values: Sequence[Any]) -> list[Any]:
+def _detach_tensors(values: Sequence[Any]) -> list[Any]:
     return [value.detach() if isinstance(value, torch.Tensor) else value for value in values]
 
 

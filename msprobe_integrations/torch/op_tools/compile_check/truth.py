@@ -9,7 +9,7 @@ from contextlib import contextmanager
 import torch
 from torch import nn
 
-from msprobe_integrations.torch.op_tools.accuracy.types import nudged
+from msprobe_integrations.torch.op_tools.accuracy.types import nudge_tensor
 from msprobe_integrations.torch.op_tools.compile_check.runs import Call, Outcome, run
 
 _CHANGES = (1, 2)
@@ -22,7 +22,7 @@ def wide(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.double() if tensor.dtype.is_floating_point else tensor
 
 
-def changing(unit: torch.dtype | None, seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
+def build_nudge(unit: torch.dtype | None, seed: int) -> Callable[[torch.Tensor], torch.Tensor]:
     """Makes tensors wide and moves each value one unit of round-off up or down."""
     generator = torch.Generator().manual_seed(seed)
 
@@ -32,7 +32,7 @@ def changing(unit: torch.dtype | None, seed: int) -> Callable[[torch.Tensor], to
     def change(tensor: torch.Tensor) -> torch.Tensor:
         if unit is None or not tensor.dtype.is_floating_point:
             return wide(tensor)
-        return nudged(tensor, unit, lambda shape: signs(shape).to(tensor.device))
+        return nudge_tensor(tensor, unit, lambda shape: signs(shape).to(tensor.device))
 
     return change
 
@@ -52,7 +52,7 @@ def changed_parameters(module: nn.Module, change: Callable[[torch.Tensor], torch
                 parameter.copy_(value)
 
 
-def copied(module: nn.Module) -> nn.Module:
+def copy_in_float64(module: nn.Module) -> nn.Module:
     """A copy in float64, without gradients and hooks of its parameters.
 
     Raises:
@@ -70,12 +70,12 @@ def exact(module: nn.Module, call: Call, gradients: Sequence[torch.Tensor | None
     Raises:
         Exception: it does not run in float64, or the module cannot be copied.
     """
-    made = copied(module)
+    made = copy_in_float64(module)
     unit = call.unit(list(module.parameters()))
     truth = run(made, made, call, gradients, wide, exact=True)
     changed = []
     for n in _CHANGES:
-        change = changing(unit, n)
+        change = build_nudge(unit, n)
         with changed_parameters(made, change):
             changed.append(run(made, made, call, gradients, change, exact=True))
     return truth, changed

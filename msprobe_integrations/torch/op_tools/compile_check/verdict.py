@@ -68,7 +68,7 @@ def verdict(
         return TensorDiff(math.inf, math.inf, math.inf, False, (tuple(eager.shape), shape), FAILED, text, kind, math.inf, name=name)
     e, c = as_array(eager), as_array(compiled)
     numbers = _numbers(e, c)
-    status, message, extra = _judged(e, c, truth, changed, kind, threshold, numbers[3], unit, usual)
+    status, message, extra = _judge_tensor(e, c, truth, changed, kind, threshold, numbers[3], unit, usual)
     return TensorDiff(*numbers[:3], status in (PASSED, WARNED), shape, status, message, kind, numbers[3], *extra, name)
 
 
@@ -96,7 +96,7 @@ def _numbers(e: Array, c: Array) -> tuple[float, float, float, float]:
 Judged = tuple[str, str, tuple[float | None, float | None, float | None]]
 
 
-def _judged(
+def _judge_tensor(
     e: Array, c: Array, truth: Any, changed: Sequence[Any], kind: str, threshold: float | None, scaled: float, unit: str, usual: float
 ) -> Judged:
     nothing = (None, None, None)

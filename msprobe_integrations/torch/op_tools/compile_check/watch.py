@@ -12,7 +12,7 @@ from torch.utils import _pytree as pytree
 
 from msprobe_engine.accuracy.compile_report import FAILED, ModuleDiff, TensorDiff
 from msprobe_engine.core.guard import Faults, Guard, raise_of_training
-from msprobe_integrations.torch.op_tools.compile_check.graphs import Graphs, uncompiled
+from msprobe_integrations.torch.op_tools.compile_check.graphs import Graphs, disable_compile
 from msprobe_integrations.torch.op_tools.compile_check.runs import Call, Outcome, run
 from msprobe_integrations.torch.op_tools.compile_check.taker import Taker
 from msprobe_integrations.torch.op_tools.compile_check.truth import exact
@@ -40,14 +40,14 @@ class Kept:
                 leaf.register_hook(self._taker(n))
 
     def _taker(self, n: int) -> Callable[[torch.Tensor | None], None]:
-        def take(gradient: torch.Tensor | None) -> None:
+        def add_gradient(gradient: torch.Tensor | None) -> None:
             if gradient is None:  # of an output that the loss does not use
                 return
             with self._guard():
                 known = self.gradients[n]
                 self.gradients[n] = gradient.detach().clone() if known is None else known + gradient
 
-        return uncompiled(take)
+        return disable_compile(add_gradient)
 
 
 class Watched:
@@ -66,8 +66,8 @@ class Watched:
         self.taker: Taker | None = None
         """Takes every call, in place of keeping it."""
         self._before = module._compiled_call_impl
-        self._compiled = graphs.compiled(module)
-        module._compiled_call_impl = uncompiled(self._call)
+        self._compiled = graphs.compile_module(module)
+        module._compiled_call_impl = disable_compile(self._call)
 
     def remove(self) -> None:
         """The module runs as before."""
@@ -82,17 +82,17 @@ class Watched:
                     kept = Kept(Call.of(self.module, args, kwargs, self._cast), self._versions(), lambda: self._faults.guard(self.name))
                 else:
                     self.more += 1
-        name = self.taker.begin(self.module, args, kwargs) if self.taker is not None else ""
-        result = self.compiled(*args, **kwargs)
+        name = self.taker.record_inputs(self.module, args, kwargs) if self.taker is not None else ""
+        result = self.call_compiled(*args, **kwargs)
         if self.taker is not None:
-            self.taker.end(name, result)
+            self.taker.record_outputs(name, result)
         if kept is not None:
             with self._faults.guard(self.name):
                 kept.results(result)
                 self.calls.append(kept)
         return result
 
-    def compiled(self, *args: Any, **kwargs: Any) -> Any:
+    def call_compiled(self, *args: Any, **kwargs: Any) -> Any:
         """The compiled call, in the autocast region."""
         self.graphs.owner = self.name
         device = next((p.device.type for p in self.module.parameters()), "cpu")
@@ -120,7 +120,7 @@ class Watched:
         call, gradients = kept.call, kept.gradients if any(g is not None for g in kept.gradients) else None
         runs = self.graphs.runs
         try:
-            again = run(self.compiled, self.module, call, gradients)
+            again = run(self.call_compiled, self.module, call, gradients)
         except Exception as error:
             raise_of_training(error)
             diff.note = f"FAIL: compiled code cannot be run again: {_short(error)}"

@@ -16,7 +16,7 @@ from torch.utils._python_dispatch import _disable_current_modes
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.capture.nested import leaves_of
-from msprobe_integrations.torch.op_tools.accuracy.types import BENCHES, KEPT, Types, nudged
+from msprobe_integrations.torch.op_tools.accuracy.types import BENCHES, KEPT, Types, nudge_tensor
 from msprobe_integrations.torch.op_tools.dispatch_compare import references
 from msprobe_integrations.torch.op_tools.dispatch_compare.operators import Operator
 
@@ -111,7 +111,7 @@ class Bench:
         self, func: Any, operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any, types: Types, change: int | None
     ) -> list[Any]:
         with ExitStack() as stack:
-            stack.enter_context(unseen())
+            stack.enter_context(hide_from_modes())
             generator = None if change is None else torch.Generator().manual_seed(change)
             conversion = Conversion(self.device, types, generator)
             ours, named = conversion.of(list(args)), conversion.of(dict(kwargs))
@@ -145,16 +145,16 @@ def snapshot(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any])
     written = [args[n] if n < len(args) else kwargs.get(name) for n, name in operator.writes]
     memory = {t.untyped_storage().data_ptr() for t in tensors(written) if t.layout is torch.strided}
 
-    def kept(value: Any) -> Any:
+    def copy_if_shared(value: Any) -> Any:
         if isinstance(value, torch.Tensor):
             same = value.layout is not torch.strided or value.untyped_storage().data_ptr() in memory
             return value.detach().clone() if same else value
         if type(value) in (list, tuple):
-            return type(value)(map(kept, value))
+            return type(value)(map(copy_if_shared, value))
         return value
 
-    with unseen():
-        return [kept(v) for v in args], {key: kept(v) for key, v in kwargs.items()}
+    with hide_from_modes():
+        return [copy_if_shared(v) for v in args], {key: copy_if_shared(v) for key, v in kwargs.items()}
 
 
 class Conversion:
@@ -188,7 +188,7 @@ class Conversion:
     def _tensor(self, tensor: torch.Tensor) -> torch.Tensor:
         wide = tensor.detach().to(device=self._device, dtype=self._types.get(tensor.dtype, tensor.dtype), copy=True)
         if self._generator is not None and tensor.dtype.is_floating_point and wide.layout is torch.strided:
-            moved = nudged(tensor.detach(), tensor.dtype, lambda shape: self._signs(shape).to(tensor.device))
+            moved = nudge_tensor(tensor.detach(), tensor.dtype, lambda shape: self._signs(shape).to(tensor.device))
             return moved.to(device=self._device, dtype=wide.dtype)
         return wide
 
@@ -197,7 +197,7 @@ class Conversion:
 
 
 @contextmanager
-def unseen() -> Iterator[None]:
+def hide_from_modes() -> Iterator[None]:
     """Neither modes of the program, nor autograd, nor autocast see what happens inside."""
     with ExitStack() as stack:
         stack.enter_context(torch._C.DisableTorchFunction())

@@ -20,7 +20,7 @@ from msprobe_integrations.torch.op_tools.accuracy.types import coarsest, floats_
 from msprobe_integrations.torch.op_tools.dispatch_compare import references
 from msprobe_integrations.torch.op_tools.dispatch_compare.bench import NOT_PLAIN, SAME, Bench, NoBench, Ran, is_plain, results_of, tensors
 from msprobe_integrations.torch.op_tools.dispatch_compare.operators import Operator, api_of
-from msprobe_integrations.torch.op_tools.dispatch_compare.tensor_files import TensorFiles, numbered
+from msprobe_integrations.torch.op_tools.dispatch_compare.tensor_files import TensorFiles, number_results
 from msprobe_integrations.torch.tensors.arrays import as_array, kind_of
 
 _CHANGES = (1, 2)
@@ -125,11 +125,11 @@ class Calls:
         if self._pool is None:
             self._pool = ProcessPoolExecutor(self._processes, multiprocessing.get_context("spawn"))
         while len(self._waiting) >= _WAITING * self._processes:
-            self._take()
+            self._write_next()
         arrays = [[as_array(run[n]) for run in changed] for n in range(len(pairs))]
         self._waiting.append((seen, ran.how, self._pool.submit(_judge_all, pairs, arrays, _coarsest(seen)), problem))
 
-    def _take(self) -> None:
+    def _write_next(self) -> None:
         seen, how, future, problem = self._waiting.popleft()
         results, differences = future.result()
         self._write(seen, how, results, differences, problem)
@@ -137,7 +137,7 @@ class Calls:
     def finish(self) -> None:
         """Everything is judged and written."""
         while self._waiting:
-            self._take()
+            self._write_next()
         if self._pool is not None:
             self._pool.shutdown()
             self._pool = None
@@ -167,7 +167,7 @@ class Calls:
 def _pairs(seen: Seen, device: list[Any], bench: list[Any]) -> list[_Pair]:
     found = []
     api = api_of(seen.operator, seen.args, seen.kwargs)
-    for n, ((suffix, d), b) in enumerate(zip(numbered(device), bench)):
+    for n, ((suffix, d), b) in enumerate(zip(number_results(device), bench)):
         name, kind = f"{seen.name}_output{suffix}", kind_of(d)
         judged_as = kind
         if n >= seen.operator.main and kind == "torch.float32":

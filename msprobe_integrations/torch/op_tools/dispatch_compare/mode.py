@@ -28,9 +28,9 @@ from msprobe_integrations.common.capture.nested import leaves_of
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.torch.hooks import frames
 from msprobe_integrations.torch.hooks.backward import sequence_number
-from msprobe_integrations.torch.op_tools.dispatch_compare.bench import NOT_PLAIN, Bench, is_plain, snapshot, tensors, unseen
+from msprobe_integrations.torch.op_tools.dispatch_compare.bench import NOT_PLAIN, Bench, hide_from_modes, is_plain, snapshot, tensors
 from msprobe_integrations.torch.op_tools.dispatch_compare.compare import Calls, Seen
-from msprobe_integrations.torch.op_tools.dispatch_compare.operators import known
+from msprobe_integrations.torch.op_tools.dispatch_compare.operators import describe_operator
 from msprobe_integrations.torch.op_tools.dispatch_compare.tensor_files import TensorFiles
 from msprobe_integrations.torch.tensors.devices import in_use
 
@@ -116,7 +116,7 @@ class PtdbgDispatch(TorchDispatchMode):
             if all(kind in _PLAIN or hasattr(kind, "__tensor_flatten__") for kind in types):
                 return NotImplemented  # a DTensor and its like: what they call inside is seen
             return func(*args, **kwargs)  # fake and functional tensors: no values yet
-        part, seen = f"{_PART} of {known(func).name}", None
+        part, seen = f"{_PART} of {describe_operator(func).name}", None
         if self._works(part):
             with self._faults.guard(part), self._lock:
                 seen = self._before(func, args, kwargs)
@@ -131,7 +131,7 @@ class PtdbgDispatch(TorchDispatchMode):
         if not self._works(part):
             reason = self._faults.disabled.get(part) or self._faults.disabled.get(_PART, "")
             with self._lock:
-                self.tables.operator(known(func).name).skip(f"{SWITCHED_OFF} ({one_line(reason)[:200]})")
+                self.tables.operator(describe_operator(func).name).skip(f"{SWITCHED_OFF} ({one_line(reason)[:200]})")
         return result
 
     def _works(self, part: str) -> bool:
@@ -139,7 +139,7 @@ class PtdbgDispatch(TorchDispatchMode):
 
     def _before(self, func: Any, args: Any, kwargs: Mapping[str, Any]) -> Seen | None:
         """What has to be kept of a call that is to be compared; None: it is not."""
-        operator = known(func)
+        operator = describe_operator(func)
         skip = operator.skip or self._left_out(args, kwargs)
         self._sources.forward()
         if skip:
@@ -164,7 +164,7 @@ class PtdbgDispatch(TorchDispatchMode):
         start = time.perf_counter()
         random = seen.drawn is not None and seen.drawn != _streams(kwargs)
         wanted = self._mode == ALL or seen.operator.name in self._names
-        with unseen():
+        with hide_from_modes():
             self._calls.add(seen, func, args, kwargs, result, self._bench, random, ALL if wanted else self._mode)
         if self._debug:
             spent = time.perf_counter() - start
@@ -175,7 +175,7 @@ def _streams(kwargs: Mapping[str, Any]) -> list[bytes]:
     """State of every generator a call may draw from."""
     generators = [torch.default_generator, *(leaf for leaf in leaves_of(dict(kwargs)) if isinstance(leaf, torch.Generator))]
     generators += [module.default_generators[module.current_device()] for _, module in in_use()]
-    with unseen():
+    with hide_from_modes():
         return [generator.get_state().numpy().tobytes() for generator in generators]
 
 

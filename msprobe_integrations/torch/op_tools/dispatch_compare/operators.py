@@ -69,7 +69,7 @@ class Operator(NamedTuple):
 
 
 @cache
-def known(func: Any) -> Operator:
+def describe_operator(func: Any) -> Operator:
     """`Operator` of an overload; of a higher order operator only that it is not compared."""
     if not isinstance(func, torch._ops.OpOverload):
         name = str(getattr(func, "__name__", func))

@@ -38,10 +38,10 @@ def formula(func: Any, args: Args, kwargs: Named) -> Any:
     Raises:
         KeyError: nothing does.
     """
-    return _FORMULAS[func._schema.name.partition("::")[2]](_bound(func, args, kwargs))
+    return _FORMULAS[func._schema.name.partition("::")[2]](_bind_arguments(func, args, kwargs))
 
 
-def _bound(func: Any, args: Args, kwargs: Named) -> Named:
+def _bind_arguments(func: Any, args: Args, kwargs: Named) -> Named:
     """Arguments by name, defaults filled in."""
     found = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
     return found | dict(zip((a.name for a in func._schema.arguments), args)) | kwargs

@@ -43,11 +43,11 @@ class TensorFiles:
         for key, value in kwargs.items():
             _write(self._device, f"{name}_input_{key}", value)
         for directory, values in ((self._device, device), (self._bench, bench)):
-            for suffix, value in numbered(values):
+            for suffix, value in number_results(values):
                 _write(directory, f"{name}_output{suffix}", value)
 
 
-def numbered(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
+def number_results(values: Sequence[Any]) -> Iterator[tuple[str, Any]]:
     """Results with what is put behind their names: nothing for a single one."""
     if len(values) == 1:
         yield "", values[0]

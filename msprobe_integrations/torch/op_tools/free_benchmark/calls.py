@@ -95,7 +95,7 @@ class Versions:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._seen = [(tensor, tensor._version) for tensor in tensors if not tensor.is_inference()]
 
-    def written(self) -> list[torch.Tensor]:
+    def find_written(self) -> list[torch.Tensor]:
         """Those with another version now."""
         return [tensor for tensor, version in self._seen if tensor._version != version]
 
@@ -106,7 +106,7 @@ class RandomState:
     def __init__(self, tensors: Sequence[torch.Tensor]) -> None:
         self._states = [(generator, generator.get_state()) for generator in _generators({tensor.device for tensor in tensors})]
 
-    def moved(self) -> bool:
+    def has_drawn(self) -> bool:
         """Have numbers been drawn since?"""
         return any(not torch.equal(state, generator.get_state()) for generator, state in self._states)
 
@@ -172,5 +172,5 @@ def apart(tensors: Sequence[torch.Tensor], autocast: Autocast, gradients: bool =
         finally:
             around.close()  # autocast sets the cache as it was when it began
             torch.set_autocast_cache_enabled(cached)
-            if random.moved():
+            if random.has_drawn():
                 random.restore()

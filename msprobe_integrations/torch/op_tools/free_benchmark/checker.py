@@ -25,16 +25,16 @@ from msprobe_integrations.torch.op_tools.free_benchmark.pending import Pending, 
 from msprobe_integrations.torch.op_tools.free_benchmark.second import (
     Change,
     Seen,
-    improved,
+    find_autocast_type,
     low,
-    moved,
     on_cpu,
     outputs_of,
     precision,
-    rounding,
+    raise_precision,
+    replace_devices,
     runs,
 )
-from msprobe_integrations.torch.op_tools.free_benchmark.values import kind, mapped, measured, tensors_of
+from msprobe_integrations.torch.op_tools.free_benchmark.values import kind, mapped, measure_difference, tensors_of
 
 CUSTOM = "Autograd"
 
@@ -96,17 +96,17 @@ class Checker:
         """The training has made the call. Returns its result, or what takes its place."""
         with self._faults.guard(PART), torch._C.DisableTorchFunction():
             try:
-                if seen.random.moved():
+                if seen.random.has_drawn():
                     raise Unperturbed("random")
-                if not seen.writes and seen.versions.written():
+                if not seen.writes and seen.versions.find_written():
                     self._write.add((seen.base, _code(seen.func)))
                     raise Unperturbed("changes its input, which was not known before")
                 if self._choice.fix:
-                    return self._fixed(seen, result)
+                    return self._replace_result(seen, result)
                 if self._gradients is not None:
                     self._gradients.watch(seen, result)
                 else:
-                    self._compared(seen, outputs_of(result, (seen.tensors, {})))
+                    self._compare_runs(seen, outputs_of(result, (seen.tensors, {})))
             except Unperturbed as error:
                 self._choice.table.get_counts(seen.base).skip(str(error))
             except (NotImplementedError, torch.cuda.OutOfMemoryError) as error:  # a kind of tensor, or a size, that nothing can be asked of
@@ -124,24 +124,24 @@ class Checker:
 
     # ---- check ----
 
-    def _compared(self, seen: Seen, results: list[torch.Tensor]) -> None:
+    def _compare_runs(self, seen: Seen, results: list[torch.Tensor]) -> None:
         if not any(kind(result) for result in results) and (self._mode != perturb.NO_CHANGE or not results):
             raise Unperturbed("no float result")
         if self._mode == perturb.TO_CPU:
             for at, found in agreement(seen, results):
-                self._pending.known(_waiting(seen, results, at, (), ()), found.judgement())
+                self._pending.record_judgement(_build_waiting(seen, results, at, (), ()), found.judgement())
             return
-        change = Change(self._mode, rounding(seen.autocast, results))
+        change = Change(self._mode, find_autocast_type(seen.autocast, results))
         parts: dict[int, list[torch.Tensor]] = {}
         with closing(runs(seen, self._mode, results, change)) as again:
             for pairs in again:
                 for at, old, new in pairs:
-                    parts.setdefault(at, []).extend(measured(old, new, self._mode, False))
+                    parts.setdefault(at, []).extend(measure_difference(old, new, self._mode, False))
         if not parts:
             raise Unperturbed("no float result")
         agrees = self._on_cpu(seen, results)
         for at, numbers in parts.items():
-            self._pending.add(_waiting(seen, results, at, numbers, change.how_much, agrees.get(at)))
+            self._pending.add(_build_waiting(seen, results, at, numbers, change.how_much, agrees.get(at)))
 
     def _on_cpu(self, seen: Seen, results: list[torch.Tensor]) -> dict[int, bool]:
         """For thresholds that are learnt: does the CPU agree?"""
@@ -151,7 +151,7 @@ class Checker:
 
     # ---- fix ----
 
-    def _fixed(self, seen: Seen, result: Any) -> Any:
+    def _replace_result(self, seen: Seen, result: Any) -> Any:
         """The result of a more precise run, in the type and on the device of the original; autograd follows it."""
         if self._mode == perturb.IMPROVE and not low(seen.arguments, seen.autocast):
             raise Unperturbed("nothing in low precision")
@@ -162,8 +162,8 @@ class Checker:
         if any(tensor.untyped_storage()._cdata in storages for tensor in results):
             raise Unperturbed("gives memory of its input")
         to_cpu = self._mode == perturb.TO_CPU
-        arguments = mapped(seen.arguments, on_cpu if to_cpu else improved)
-        args, kwargs = moved(arguments, "cpu") if to_cpu else arguments
+        arguments = mapped(seen.arguments, on_cpu if to_cpu else raise_precision)
+        args, kwargs = replace_devices(arguments, "cpu") if to_cpu else arguments
         try:
             with apart(seen.tensors, precision(self._mode, seen.autocast), training=True):
                 made = tensors_of(seen.func(*args, **kwargs))
@@ -184,7 +184,7 @@ def _code(func: Any) -> Any:
     return getattr(func, "__name__", None) or type(func).__name__
 
 
-def _waiting(seen: Seen, results: list[torch.Tensor], at: int, numbers: Any, change: Any, agrees: bool | None = None) -> Waiting:
+def _build_waiting(seen: Seen, results: list[torch.Tensor], at: int, numbers: Any, change: Any, agrees: bool | None = None) -> Waiting:
     tensor = results[at]
     place = str(at) if len(results) > 1 else ""
     return Waiting(seen.base, seen.name, str(tensor.dtype), kind(tensor) or "", str(tensor.shape), place, numbers, change, agrees)

@@ -9,7 +9,7 @@ import torch
 
 from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.reference import Agreement
-from msprobe_integrations.torch.op_tools.free_benchmark.second import Change, Seen, rounding, runs
+from msprobe_integrations.torch.op_tools.free_benchmark.second import Change, Seen, find_autocast_type, runs
 from msprobe_integrations.torch.op_tools.free_benchmark.values import kind, parts
 from msprobe_integrations.torch.tensors.arrays import as_array
 
@@ -21,7 +21,7 @@ def agreement(seen: Seen, results: list[torch.Tensor]) -> list[tuple[int, Agreem
         Unperturbed: the CPU cannot make the call.
     """
     found: dict[int, Agreement] = {}
-    with closing(runs(seen, perturb.TO_CPU, results, Change(perturb.TO_CPU, rounding(seen.autocast, results)))) as pieces:
+    with closing(runs(seen, perturb.TO_CPU, results, Change(perturb.TO_CPU, find_autocast_type(seen.autocast, results)))) as pieces:
         for pairs in pieces:
             for at, old, new in pairs:
                 compare(found.setdefault(at, Agreement(kind(results[at]) or "", 0.0)), old, new)

@@ -21,8 +21,8 @@ from msprobe_integrations.common.op_tools.free_benchmark.choice import PART, Cho
 from msprobe_integrations.torch.op_tools.free_benchmark.calls import apart
 from msprobe_integrations.torch.op_tools.free_benchmark.cpu import compare
 from msprobe_integrations.torch.op_tools.free_benchmark.pending import Pending, Waiting
-from msprobe_integrations.torch.op_tools.free_benchmark.second import Change, Seen, outputs_of, precision, rounding
-from msprobe_integrations.torch.op_tools.free_benchmark.values import kind, mapped, measured, tensors_of
+from msprobe_integrations.torch.op_tools.free_benchmark.second import Change, Seen, find_autocast_type, outputs_of, precision
+from msprobe_integrations.torch.op_tools.free_benchmark.values import kind, mapped, measure_difference, tensors_of
 
 
 class _Watched:
@@ -70,8 +70,8 @@ class Gradients:
         if self._held + size > self._budget:
             raise Unperturbed("memory_budget_mb is used up")
         self._held += size
-        watched = _Watched(seen, size, places, rounding(seen.autocast, outputs))
-        arrived = partial(self._arrived, watched)
+        watched = _Watched(seen, size, places, find_autocast_type(seen.autocast, outputs))
+        arrived = partial(self._receive_gradients, watched)
         if len(places) == 1:
             watched.handle = outputs[places[0]].register_hook(lambda gradient: arrived([gradient]))
         else:
@@ -86,7 +86,7 @@ class Gradients:
         self._watched.clear()
         self._held = 0
 
-    def _arrived(self, watched: _Watched, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _receive_gradients(self, watched: _Watched, gradients: Sequence[torch.Tensor | None]) -> None:
         if watched not in self._watched or not self._faults.is_enabled(PART):
             return
         self._watched.discard(watched)
@@ -94,11 +94,11 @@ class Gradients:
         watched.handle.remove()
         with self._faults.guard(PART), torch._C.DisableTorchFunction():
             try:
-                self._compared(watched, gradients)
+                self._compare_gradients(watched, gradients)
             except Unperturbed as error:
                 self._choice.table.get_counts(watched.seen.base).skip(str(error))
 
-    def _compared(self, watched: _Watched, gradients: Sequence[torch.Tensor | None]) -> None:
+    def _compare_gradients(self, watched: _Watched, gradients: Sequence[torch.Tensor | None]) -> None:
         seen = watched.seen
         for tensor, version, size in zip(seen.tensors, watched.versions, watched.bytes):
             if tensor.untyped_storage().nbytes() < size:
@@ -134,11 +134,11 @@ class Gradients:
             seen.base, seen.name, str(old.dtype), kind(old) or "", str(old.shape), "" if at is None else str(at), (), change.how_much
         )
         if self._mode != perturb.TO_CPU:
-            self._pending.add(waiting._replace(numbers=measured(old, new, self._mode, True)))
+            self._pending.add(waiting._replace(numbers=measure_difference(old, new, self._mode, True)))
             return
         found = Agreement(kind(old) or "", 0.0)
         compare(found, old, new)
-        self._pending.known(waiting, found.judgement())
+        self._pending.record_judgement(waiting, found.judgement())
 
 
 def _about_one(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:

@@ -57,7 +57,7 @@ class Pending:
     def resolve(self) -> None:
         """Judge what waits. Waits for the device."""
         waiting, self._waiting = self._waiting, []
-        numbers = _fetched([tensor for result in waiting for tensor in (*result.numbers, *result.moved)])
+        numbers = _fetch_numbers([tensor for result in waiting for tensor in (*result.numbers, *result.moved)])
         for result in waiting:
             found = Measured.of([next(numbers) for _ in result.numbers])
             moved = [next(numbers) for _ in result.moved]
@@ -72,17 +72,14 @@ class Pending:
                     self._preheat.learn(result.base, 1 + found.ratio, result.agrees)
             relative = change / size if size else 0.0
             judgement = decide(found, result.kind, self._choice.mode, threshold, relative)
-            self._found(result, judgement, relative)
+            self.record_judgement(result, judgement, relative)
 
-    def known(self, result: Waiting, judgement: Judgement) -> None:
-        self._found(result, judgement, 0.0)
-
-    def _found(self, result: Waiting, judgement: Judgement, moved: float) -> None:
+    def record_judgement(self, result: Waiting, judgement: Judgement, moved: float = 0.0) -> None:
         name = f"{result.name}.{self._choice.stage}"  # as the existing tool has it with torch
         self._choice.found(result.base, name, judgement, moved, result.dtype, result.shape, result.place)
 
 
-def _fetched(tensors: Sequence[torch.Tensor]) -> Iterator[list[float]]:
+def _fetch_numbers(tensors: Sequence[torch.Tensor]) -> Iterator[list[float]]:
     """The numbers of all tensors, in order; one copy for each device and type."""
     groups: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
     for at, tensor in enumerate(tensors):

@@ -74,7 +74,7 @@ class ApiMode(ApiCapture):
 
     def __init__(self, checker: Checker, faults: Faults) -> None:
         pipeline = Pipeline(TorchBackend(), [], Writer([], faults), faults)
-        super().__init__(Recorder(pipeline, stacks=False, data_mode=("forward",)), self._wanted)
+        super().__init__(Recorder(pipeline, stacks=False, data_mode=("forward",)), self._is_active)
         self._checker = checker
         self._made: tuple[Any, Any, dict[str, Any]] | None = None
         self._instead: list[Any] = []
@@ -82,7 +82,7 @@ class ApiMode(ApiCapture):
         self._replaced = Rebinding()
         self.on = False
 
-    def _wanted(self) -> bool:
+    def _is_active(self) -> bool:
         return self.on and threading.get_ident() == self._thread
 
     def open(self) -> None:

@@ -16,7 +16,16 @@ from msprobe_engine.accuracy.free_benchmark import perturb
 from msprobe_engine.accuracy.free_benchmark.perturb import Unperturbed
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.torch.op_tools.free_benchmark.calls import Autocast, RandomState, Versions, apart, autocast_of
-from msprobe_integrations.torch.op_tools.free_benchmark.values import FLOATS, HIGHER, change_of, changed, copied, kind, mapped, tensors_of
+from msprobe_integrations.torch.op_tools.free_benchmark.values import (
+    FLOATS,
+    HIGHER,
+    change_of,
+    copy_tensor,
+    kind,
+    mapped,
+    perturb_tensor,
+    tensors_of,
+)
 
 _WIDER = {**HIGHER, torch.float32: torch.float64}
 """What the CPU computes in."""
@@ -58,7 +67,7 @@ class Seen(NamedTuple):
     def before(base: str, name: str, func: Callable[..., Any], arguments: Any, writes: bool) -> Seen:
         """Note a call that is about to be made."""
         tensors = tensors_of(arguments)
-        kept = mapped(arguments, _once(copied)) if writes else arguments
+        kept = mapped(arguments, _once(copy_tensor)) if writes else arguments
         return Seen(base, name, func, kept, writes, tensors, RandomState(tensors), Versions(tensors), autocast_of(tensors))
 
 
@@ -66,12 +75,12 @@ def _once(change: Callable[[torch.Tensor], torch.Tensor]) -> Callable[[torch.Ten
     """The same copy for a tensor that stands in several places."""
     made: dict[int, torch.Tensor] = {}
 
-    def known(tensor: torch.Tensor) -> torch.Tensor:
+    def change_once(tensor: torch.Tensor) -> torch.Tensor:
         if id(tensor) not in made:
             made[id(tensor)] = change(tensor)
         return made[id(tensor)]
 
-    return known
+    return change_once
 
 
 def outputs_of(result: Any, arguments: Any) -> list[torch.Tensor]:
@@ -93,14 +102,14 @@ def precision(mode: str, autocast: Autocast) -> Autocast:
     return {kind: (False, dtype) for kind, (_, dtype) in autocast.items()}
 
 
-def rounding(autocast: Autocast, results: Sequence[torch.Tensor]) -> torch.dtype | None:
+def find_autocast_type(autocast: Autocast, results: Sequence[torch.Tensor]) -> torch.dtype | None:
     """The type that autocast has rounded the inputs to, of a call with these results. The second run starts from the same numbers: how
     an operator computes is looked at, not what it was given."""
     types = {result.dtype for result in results if result.dtype in FLOATS}
     return next((dtype for enabled, dtype in autocast.values() if enabled and types == {dtype}), None)
 
 
-def improved(tensor: torch.Tensor) -> torch.Tensor:
+def raise_precision(tensor: torch.Tensor) -> torch.Tensor:
     """In the higher precision, where there is one; follows autograd."""
     return tensor.to(HIGHER.get(tensor.dtype, tensor.dtype))
 
@@ -110,19 +119,19 @@ def on_cpu(tensor: torch.Tensor) -> torch.Tensor:
     return tensor.to("cpu", _WIDER.get(tensor.dtype, tensor.dtype))
 
 
-def moved(arguments: Any, device: str) -> Any:
+def replace_devices(arguments: Any, device: str) -> Any:
     if isinstance(arguments, torch.device):
         return torch.device(device)
     if type(arguments) is dict:
-        return {key: moved(value, device) for key, value in arguments.items()}
-    return type(arguments)(moved(value, device) for value in arguments) if type(arguments) in (list, tuple) else arguments
+        return {key: replace_devices(value, device) for key, value in arguments.items()}
+    return type(arguments)(replace_devices(value, device) for value in arguments) if type(arguments) in (list, tuple) else arguments
 
 
 class Change:
     """Changes arguments in one way.
 
     Args:
-        rounded: what autocast rounds inputs to; see `rounding`.
+        rounded: what autocast rounds inputs to; see `find_autocast_type`.
 
     Attributes:
         how_much: numbers of `judge.norm_of`, by piece.
@@ -145,11 +154,13 @@ class Change:
             Unperturbed: there is nothing to change.
         """
         if self._mode == perturb.TO_CPU:
-            return moved(mapped(arguments, _once(lambda tensor: _apart(on_cpu(self._given(tensor)), tensor, own))), "cpu")
+            return replace_devices(mapped(arguments, _once(lambda tensor: _apart(on_cpu(self._round_input(tensor)), tensor, own))), "cpu")
         if self._mode == perturb.IMPROVE:
-            return mapped(arguments, _once(lambda tensor: self._same(tensor, lambda t: _apart(improved(self._given(t)), t, own))))
+            return mapped(
+                arguments, _once(lambda tensor: self._same(tensor, lambda t: _apart(raise_precision(self._round_input(t)), t, own)))
+            )
         if self._mode == perturb.NO_CHANGE:
-            return mapped(arguments, _once(copied)) if own else arguments
+            return mapped(arguments, _once(copy_tensor)) if own else arguments
         found = next((tensor for tensor in tensors_of(arguments) if kind(tensor) is not None), None)
         if found is None:
             raise Unperturbed("no float input")
@@ -157,10 +168,10 @@ class Change:
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
             if tensor is not found:
-                return copied(tensor) if own else tensor
+                return copy_tensor(tensor) if own else tensor
             if not is_piece and id(tensor) in self._whole:
                 return self._whole[id(tensor)]
-            made = changed(tensor, self._mode)
+            made = perturb_tensor(tensor, self._mode)
             if self._mode != perturb.NO_CHANGE:
                 self.how_much += change_of(tensor, made)
             if not is_piece:
@@ -169,7 +180,7 @@ class Change:
 
         return mapped(arguments, _once(change))
 
-    def _given(self, tensor: torch.Tensor) -> torch.Tensor:
+    def _round_input(self, tensor: torch.Tensor) -> torch.Tensor:
         tensor = tensor.detach()
         return tensor.to(self._rounded) if self._rounded is not None and tensor.dtype == torch.float32 else tensor
 
@@ -205,7 +216,7 @@ def runs(seen: Seen, mode: str, results: Sequence[torch.Tensor], change: Change)
     with apart(seen.tensors, precision(mode, seen.autocast)):
         for start, length in spans:
             arguments = seen.arguments if plan is None else plan.arguments(seen.arguments, start, length)
-            again = _made(seen.func, change(arguments, () if plan is None else plan.cut, seen.writes))
+            again = _run_again(seen.func, change(arguments, () if plan is None else plan.cut, seen.writes))
             cut = results if plan is None else [plan.result(result, start, length) for result in results]
             if [tuple(tensor.shape) for tensor in again] != [tuple(tensor.shape) for tensor in cut]:
                 raise Unperturbed("results of other shapes")
@@ -222,7 +233,7 @@ def _plain(tensor: torch.Tensor) -> bool:
     )
 
 
-def _made(func: Callable[..., Any], arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[torch.Tensor]:
+def _run_again(func: Callable[..., Any], arguments: tuple[tuple[Any, ...], Mapping[str, Any]]) -> list[torch.Tensor]:
     args, kwargs = arguments
     try:
         return outputs_of(func(*args, **kwargs), arguments)

@@ -36,12 +36,12 @@ def kind(tensor: torch.Tensor) -> str | None:
     return FLOATS.get(tensor.dtype) if tensor.layout == torch.strided and not tensor.is_nested else None
 
 
-def copied(tensor: torch.Tensor) -> torch.Tensor:
+def copy_tensor(tensor: torch.Tensor) -> torch.Tensor:
     """A tensor of its own with the same values."""
     return tensor.detach().clone()
 
 
-def changed(tensor: torch.Tensor, mode: str) -> torch.Tensor:
+def perturb_tensor(tensor: torch.Tensor, mode: str) -> torch.Tensor:
     """A changed copy of an input: `perturb.perturb` on its device. Where no value is large enough, the copy is the same.
 
     Args:
@@ -75,7 +75,7 @@ def _overlaps(x: torch.Tensor) -> bool:
     return any(stride == 0 and size > 1 for size, stride in zip(x.shape, x.stride()))
 
 
-def measured(original: torch.Tensor, perturbed: torch.Tensor, mode: str, backward: bool) -> list[torch.Tensor]:
+def measure_difference(original: torch.Tensor, perturbed: torch.Tensor, mode: str, backward: bool) -> list[torch.Tensor]:
     """`judge.measure` of two tensors of one shape on one device: a tensor with `Measured.fields` numbers for each part. Does not wait
     for the device."""
     first, second = FLOATS.get(original.dtype, ""), FLOATS.get(perturbed.dtype, "")
@@ -102,13 +102,13 @@ def change_of(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
     """Numbers of `judge.norm_of`, of the difference and of `before`: by how much an input was changed."""
     found = []
     for a, b in parts(before.detach(), after):
-        x, y = _computed(a, b)
+        x, y = _widen_both(a, b)
         finite = _is_finite(x) & _is_finite(y)
         found.append(torch.cat([_square(_finite(torch.where(finite, y - x, 0.0))), _square(torch.where(finite, x, 0.0))]))
     return found
 
 
-def _computed(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _widen_both(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """In a type that holds both: float64 where one is, else float32."""
     double = torch.float64 in (a.dtype, b.dtype) or not (a.is_floating_point() and b.is_floating_point())
     wide = torch.float64 if double and a.device.type != "mps" else torch.float32
@@ -147,7 +147,7 @@ class _Rule(NamedTuple):
 
 def _part(a: torch.Tensor, b: torch.Tensor, how: _Rule) -> torch.Tensor:
     small, bits, least, exact, by_norm = how
-    x, y = _computed(a, b)
+    x, y = _widen_both(a, b)
     if by_norm is None and x.device.type == "cpu":  # to look first costs nothing there, and most results are settled
         difference = (y - x).abs()
         if (difference == 0 if exact else difference < _unit(x, bits, least)).all():  # false for NaN and Inf, of which more is asked

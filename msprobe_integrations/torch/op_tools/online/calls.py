@@ -59,7 +59,7 @@ class OnlineCalls(DumpPlugin):
         self._window = Window(dump.rank, dump.step)
         self._backend = TorchBackend()
         self._writer = Writer([], faults)
-        self._pipeline = Pipeline(self._backend, [], self._writer, faults, [self._seen])
+        self._pipeline = Pipeline(self._backend, [], self._writer, faults, [self._count_lost])
         budget = dump.memory_budget_mb << 20
         self._budget, self._queue_bytes = budget, max(1, budget // 2)
         self._text = StepText(
@@ -143,7 +143,7 @@ class OnlineCalls(DumpPlugin):
         self._finish_step(complete=False)
         self._disconnect()
         self._rank = rank
-        self._transport = transport = connect(self._online, rank, self._queue_bytes, self._told)
+        self._transport = transport = connect(self._online, rank, self._queue_bytes, self._log_event)
         self._store = CallStore(
             self._text,
             transport,
@@ -197,12 +197,14 @@ class OnlineCalls(DumpPlugin):
                 capture.close()
             self._pipeline.advance(wait=True)
         if wait:
-            self._end(transport, sink, store)
+            self._finish_transport(transport, sink, store)
         else:
-            self._ending = threading.Thread(target=self._end, args=(transport, sink, store), name="msprobe-online-last", daemon=True)
+            self._ending = threading.Thread(
+                target=self._finish_transport, args=(transport, sink, store), name="msprobe-online-last", daemon=True
+            )
             self._ending.start()
 
-    def _end(self, transport: Transport, sink: CallSink, store: CallStore) -> None:
+    def _finish_transport(self, transport: Transport, sink: CallSink, store: CallStore) -> None:
         with self._faults.guard(PART):
             self._writer.flush()
             counts = finish(transport, self._online.longest_wait, signal_shutdown.left)
@@ -220,13 +222,13 @@ class OnlineCalls(DumpPlugin):
     def _where(self) -> str:
         return self._online.nfs_path or f"{self._online.host}:{self._online.port}"
 
-    def _told(self, event: Event) -> None:
+    def _log_event(self, event: Event) -> None:
         again = event.kind in (DROPPING, RECOVERED) and event.kind in self._told_kinds
         self._told_kinds.add(event.kind)
         log = _log.debug if again else _log.warning if event.bad else _log.info
         log("%s: %s", PART, event.message)
 
-    def _seen(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
+    def _count_lost(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
         for reason, count in frame.lost.items():
             self._lost[reason] = self._lost.get(reason, 0) + count
 

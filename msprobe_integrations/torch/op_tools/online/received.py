@@ -20,7 +20,7 @@ from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.tensors.reader import SAFETENSORS, TensorFiles, TensorSource
 from msprobe_integrations.torch.op_tools.accuracy.checker import Bench, Checker, Target
 from msprobe_integrations.torch.op_tools.accuracy.operators.custom import load_operators
-from msprobe_integrations.torch.op_tools.accuracy.precheck import resolved
+from msprobe_integrations.torch.op_tools.accuracy.precheck import resolve_device
 
 _SHARDS = 32
 """Shards whose headers are remembered."""
@@ -51,13 +51,13 @@ class ReceivedTensors:
         place = self._places.get(name)
         if place is None:
             raise UsageError(f"{name}: has not arrived")
-        return self._loaded(*place, backend).clone()  # an operator may write into its argument
+        return self._load_tensor(*place, backend).clone()  # an operator may write into its argument
 
     def same(self, name: str) -> object:
         """Equal for names of one tensor of the training."""
         return self._places.get(name, name)
 
-    def _loaded(self, shard: str, key: str, backend: Any) -> torch.Tensor:
+    def _load_tensor(self, shard: str, key: str, backend: Any) -> torch.Tensor:
         known = (str(self._directory), shard, key)
         found = self._read.get(known)
         if found is not None:
@@ -95,9 +95,9 @@ def make_check(work: Work) -> Check:
     warnings.simplefilter("ignore")
     torch.set_num_threads(work.threads)
     load_operators(*work.operators)
-    device = resolved(work.second.removeprefix(ONLY_ACCELERATOR), work.jit_compile) if work.second else ""
+    device = resolve_device(work.second.removeprefix(ONLY_ACCELERATOR), work.jit_compile) if work.second else ""
     second = Target(device) if device and not (work.second.startswith(ONLY_ACCELERATOR) and device == "cpu") else None
-    bench = Bench(resolved(work.bench, work.jit_compile), work.bench_dtype)
+    bench = Bench(resolve_device(work.bench, work.jit_compile), work.bench_dtype)
     files = ReceivedTensors()
     checker = Checker(files, None, bench, seed=work.seed, condition=work.condition, second=second, quantized=work.quantized)
 

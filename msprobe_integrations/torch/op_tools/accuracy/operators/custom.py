@@ -152,7 +152,7 @@ def formula(api: str) -> Function | None:
     return _formulas.get(api)
 
 
-def registered() -> tuple[str, ...]:
+def list_registered_names() -> tuple[str, ...]:
     """All names that were registered, those of files of formulas without a first part."""
     return (*_registered, *_formulas)
 

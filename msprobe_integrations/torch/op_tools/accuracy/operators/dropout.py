@@ -60,7 +60,7 @@ def draws(api: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     return False
 
 
-def expected(found: Dropout, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def compute_expected_output(found: Dropout, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """What `out` must be, given what it has dropped: the rest of `x`, scaled. In the type of `x`."""
     return torch.where(out.to(x.device) != 0, x / (1 - found.p), torch.zeros((), dtype=x.dtype, device=x.device))
 

@@ -142,7 +142,7 @@ def _block(
         scores = call.scale * (products + pse) if call.pse_type == 1 else call.scale * products + pse
     else:
         scores = call.scale * products
-    dropped = call.mask.dropped(products.shape[-2], products.shape[-1], number, count, call.layout == PACKED)
+    dropped = call.mask.build_drop_mask(products.shape[-2], products.shape[-1], number, count, call.layout == PACKED)
     dead = None
     if dropped is not None:
         # what the operator puts in place of masked scores is finite: where nothing counts, all count alike

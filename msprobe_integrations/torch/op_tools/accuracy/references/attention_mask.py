@@ -58,7 +58,7 @@ class MaskArguments(NamedTuple):
         right = sample.shape[-2:] == expected.shape and bool((sample == expected).all())
         require(right, f"atten_mask is not the compressed one that sparse_mode {self.mode} needs; the result is not defined")
 
-    def dropped(self, rows: int, columns: int, number: int, count: int, packed: bool) -> Tensor | None:
+    def build_drop_mask(self, rows: int, columns: int, number: int, count: int, packed: bool) -> Tensor | None:
         """True for scores that do not count, of a shape that broadcasts to [batch, heads, rows, columns]; None: all count.
 
         Args:

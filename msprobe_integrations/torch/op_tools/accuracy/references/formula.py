@@ -96,7 +96,7 @@ def gradient_of(formula: Formula, count: int, name: str = "grad") -> Formula:
     return backward
 
 
-def given(values: Sequence[Tensor] | Tensor | None) -> bool:
+def is_given(values: Sequence[Tensor] | Tensor | None) -> bool:
     """Is an optional tensor, or list of tensors, there? Dumps may have an empty list for none."""
     return values is not None and (isinstance(values, Tensor) or len(values) > 0)
 

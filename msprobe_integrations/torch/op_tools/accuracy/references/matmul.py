@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from msprobe_integrations.torch.op_tools.accuracy.references.activations import fast_gelu
-from msprobe_integrations.torch.op_tools.accuracy.references.formula import Formula, ends_of, given, require
+from msprobe_integrations.torch.op_tools.accuracy.references.formula import Formula, ends_of, is_given, require
 
 Groups = Sequence[int] | Tensor
 _ROWS, _INNER = 0, 2
@@ -51,7 +51,7 @@ def _lengths(groups: Groups, kind: int | None) -> list[int]:
     return numbers if kind == _COUNTS else [end - begin for begin, end in zip([0, *numbers], numbers)]
 
 
-def _split(x: Tensor, groups: Groups, kind: int | None, dim: int = 0) -> list[Tensor]:
+def _split_groups(x: Tensor, groups: Groups, kind: int | None, dim: int = 0) -> list[Tensor]:
     lengths = _lengths(groups, kind)
     require(sum(lengths) == x.shape[dim], "rows that are in no group: their result is not defined")
     return list(x.split(lengths, dim))
@@ -80,7 +80,7 @@ def grouped_matmul(
         "activation_quant_offset": activation_quant_offset,
     }  # fmt: skip
     for name, value in quantized.items():
-        require(not given(value), f"argument {name} (a quantized product) is not known to the formula of npu_grouped_matmul")
+        require(not is_given(value), f"argument {name} (a quantized product) is not known to the formula of npu_grouped_matmul")
     require(all(t.is_floating_point() for t in (*x, *weight)), "quantized products have no formula")
     require((act_type or 0) in _ACTIVATIONS, f"act_type {act_type} is not known to the formula")
     require(group_type in (None, -1, _ROWS, _INNER), f"group_type {group_type} is not known to the formula")
@@ -88,14 +88,14 @@ def grouped_matmul(
     if group_type == _INNER:
         require(len(x) == len(weight) == 1 and group_list is not None, "groups of the inner axis are those of one x and one weight")
         assert group_list is not None
-        pairs = list(zip(_split(x[0], group_list, group_list_type, 1), _split(weight[0], group_list, group_list_type)))
+        pairs = list(zip(_split_groups(x[0], group_list, group_list_type, 1), _split_groups(weight[0], group_list, group_list_type)))
     else:
         weights = list(weight[0].unbind()) if len(weight) == 1 and weight[0].dim() == 3 else list(weight)
         parts = list(x)
         if len(parts) == 1 and len(weights) > 1:
             require(group_list is not None, "one x for several weights, without group_list")
             assert group_list is not None
-            parts = _split(parts[0], group_list, group_list_type)
+            parts = _split_groups(parts[0], group_list, group_list_type)
         require(len(parts) == len(weights), f"{len(parts)} groups for {len(weights)} weights")
         pairs = list(zip(parts, weights))
     biases = _biases(bias, len(pairs))
@@ -124,7 +124,7 @@ def _mindspeed_gmm(
     )[0]
 
 
-def _named(tensors: Sequence[Tensor | None], x: Tensor | None, weight: Tensor | None) -> list[Tensor | None]:
+def _append_named_tensors(tensors: Sequence[Tensor | None], x: Tensor | None, weight: Tensor | None) -> list[Tensor | None]:
     return [*tensors, *(t for t in (x, weight) if t is not None)]
 
 
@@ -135,7 +135,7 @@ def mindspeed_gmm(
     """Rows of x in groups, each by its weight; `group_list` has the ends of the groups. With `gemm_fusion` the weight's gradient goes to
     another tensor, and is not compared."""
     del gemm_fusion, original_weight
-    return _mindspeed_gmm(_named(tensors, x, weight), bias, group_list, group_type, _ENDS)
+    return _mindspeed_gmm(_append_named_tensors(tensors, x, weight), bias, group_list, group_type, _ENDS)
 
 
 def mindspeed_gmm_v2(
@@ -144,7 +144,7 @@ def mindspeed_gmm_v2(
 ) -> Tensor:  # fmt: skip
     """`mindspeed_gmm` whose `group_list` has the rows of each group."""
     del gemm_fusion, original_weight
-    return _mindspeed_gmm(_named(tensors, x, weight), bias, group_list, group_type, _COUNTS)
+    return _mindspeed_gmm(_append_named_tensors(tensors, x, weight), bias, group_list, group_type, _COUNTS)
 
 
 def grouped_matmul_add_(
@@ -153,7 +153,7 @@ def grouped_matmul_add_(
 ) -> Tensor:  # fmt: skip
     """``x.T @ weight`` of each group of rows is added to `self`."""
     require(transpose_x and not transpose_weight and group_type == _INNER, "only x.T @ weight in groups of rows has a formula")
-    pairs = zip(_split(x, group_list, group_list_type), _split(weight, group_list, group_list_type))
+    pairs = zip(_split_groups(x, group_list, group_list_type), _split_groups(weight, group_list, group_list_type))
     return self.add_(torch.stack([a.t() @ b for a, b in pairs]).view(self.shape))
 
 

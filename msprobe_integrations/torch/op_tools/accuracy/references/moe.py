@@ -16,7 +16,7 @@ def _best(scores: Tensor, k: int) -> Tensor:
     return torch.sort(scores, stable=True, dim=-1, descending=True).indices[..., :k]
 
 
-def _unfinished(experts: Tensor, finished: Tensor | None, count: int) -> Tensor:
+def _mark_finished_rows(experts: Tensor, finished: Tensor | None, count: int) -> Tensor:
     """A finished row has the number of experts for all of its experts."""
     return experts if finished is None else torch.where(finished.reshape(*experts.shape[:-1], 1), count, experts)
 
@@ -27,7 +27,7 @@ def moe_gating_top_k_softmax(x: Tensor, finished: Tensor | None = None, k: int =
     order = _best(weights, k)
     rows = math.prod(order.shape[:-1])
     numbers = torch.arange(rows * k, device=x.device).reshape(k, rows).t().reshape(order.shape)
-    return weights.gather(-1, order), _unfinished(order, finished, x.shape[-1]).int(), numbers.int()
+    return weights.gather(-1, order), _mark_finished_rows(order, finished, x.shape[-1]).int(), numbers.int()
 
 
 def moe_gating_top_k_softmax_v2(
@@ -39,7 +39,7 @@ def moe_gating_top_k_softmax_v2(
     weights = torch.softmax(x, -1)
     order = _best(x if renorm else weights, k)
     best = torch.softmax(x.gather(-1, order), -1) if renorm else weights.gather(-1, order)
-    found = (best, _unfinished(order, finished, x.shape[-1]).int())
+    found = (best, _mark_finished_rows(order, finished, x.shape[-1]).int())
     return (*found, weights) if output_softmax and not renorm else found
 
 
@@ -90,10 +90,10 @@ def moe_token_permute_grad(
     """Gradient of the tokens: the sum over all places of each."""
     require(not padded_mode, "argument padded_mode is not known to the formula of npu_moe_token_permute_grad")
     del tokens
-    return torch.unflatten(_gathered(grad_permuted_tokens, sorted_indices), 0, (-1, _choices(indices))).sum(1)
+    return torch.unflatten(_gather_rows(grad_permuted_tokens, sorted_indices), 0, (-1, _choices(indices))).sum(1)
 
 
-def _gathered(rows: Tensor, places: Tensor) -> Tensor:
+def _gather_rows(rows: Tensor, places: Tensor) -> Tensor:
     """Rows by their places; zeros for what was cut off."""
     places = places.long()
     there = places < rows.shape[0]
@@ -112,7 +112,7 @@ def moe_token_unpermute(
     require(not padded_mode, "argument padded_mode is not known to the formula of npu_moe_token_unpermute")
     del restore_shape
     choices = 1 if probs is None else probs.shape[1]
-    found = torch.unflatten(_gathered(permuted_tokens, sorted_indices), 0, (-1, choices))
+    found = torch.unflatten(_gather_rows(permuted_tokens, sorted_indices), 0, (-1, choices))
     return (found if probs is None else found * probs[..., None]).sum(1)
 
 

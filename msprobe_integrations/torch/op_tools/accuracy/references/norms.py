@@ -56,7 +56,7 @@ def add_rms_norm_v2(x1: Tensor, x2: Tensor, gamma: Tensor, epsilon: float = 1e-6
     return rstd
 
 
-def _normalised(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
+def _normalise_values(x: Tensor, axes: tuple[int, ...], epsilon: float) -> tuple[Tensor, Tensor, Tensor]:
     """(x with mean 0 and variance 1, mean, reciprocal standard deviation)."""
     mean = x.mean(axes, keepdim=True)
     rstd = torch.rsqrt((x - mean).square().mean(axes, keepdim=True) + epsilon)
@@ -67,7 +67,7 @@ def deep_norm(
     x: Tensor, gx: Tensor, beta: Tensor, gamma: Tensor, alpha: float = 0.3, epsilon: float = 1e-6
 ) -> tuple[Tensor, Tensor, Tensor]:
     """(mean, reciprocal standard deviation, y) of the layer norm of ``alpha * x + gx``. Only y has a gradient."""
-    scaled, mean, rstd = _normalised(alpha * x + gx, _axes(gamma), epsilon)
+    scaled, mean, rstd = _normalise_values(alpha * x + gx, _axes(gamma), epsilon)
     return mean.detach(), rstd.detach(), scaled * gamma + beta
 
 
@@ -87,7 +87,7 @@ def add_layer_norm(
 ) -> tuple[Tensor | None, ...]:
     """(y, mean, reciprocal standard deviation, sum) of the layer norm of the sum; the sum only with `additional_output`."""
     x = x1 + x2
-    scaled, mean, rstd = _normalised(x, _axes(gamma), epsilon)
+    scaled, mean, rstd = _normalise_values(x, _axes(gamma), epsilon)
     return scaled * gamma + beta, mean, rstd, x if additional_output else None
 
 
@@ -139,7 +139,7 @@ def dropout_add_layer_norm(
     compared."""
     del residual_in_fp32, return_dropout_mask
     x = _dropout_add(x0, residual, dropout_p, rowscale, layerscale)
-    y = _normalised(x, (-1,), epsilon)[0] * weight
+    y = _normalise_values(x, (-1,), epsilon)[0] * weight
     return _results(y if bias is None else y + bias, x, prenorm)
 
 

@@ -14,7 +14,7 @@ _INT8 = (None, torch.int8, 1)
 _MAX, _MIN = 127, -128
 
 
-def _smoothed(
+def _apply_smooth_scales(
     x: Tensor, smooth_scales: Tensor | None, group_index: Tensor | None, dst_type: Any, quant_mode: str, largest: float
 ) -> Tensor:
     require(dst_type in _INT8, f"dst_type {dst_type} is not known to the formula: only int8 is")
@@ -35,7 +35,7 @@ def dynamic_quant(
     quant_mode: str = "pertoken", dst_type_max: float = 0.0,
 ) -> tuple[Tensor, Tensor]:  # fmt: skip
     """(x over its scale, rounded; scale: the largest magnitude of each row over 127)."""
-    x = _smoothed(x, smooth_scales, group_index, dst_type, quant_mode, dst_type_max)
+    x = _apply_smooth_scales(x, smooth_scales, group_index, dst_type, quant_mode, dst_type_max)
     scale = x.abs().amax(-1) / _MAX
     require(bool((scale != 0).all()), "rows of zeros: their result is not defined")
     return torch.round(x / scale[..., None]).to(torch.int8), scale
@@ -46,7 +46,7 @@ def dynamic_quant_asymmetric(
     quant_mode: str = "pertoken", dst_type_max: float = 0.0,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
     """(x over its scale, shifted and rounded; scale: the range of each row over 255; shift: what puts the maximum at 127)."""
-    x = _smoothed(x, smooth_scales, group_index, dst_type, quant_mode, dst_type_max)
+    x = _apply_smooth_scales(x, smooth_scales, group_index, dst_type, quant_mode, dst_type_max)
     high = x.amax(-1)
     scale = (high - x.amin(-1)) / (_MAX - _MIN)
     require(bool((scale != 0).all()), "rows of one value: their result is not defined")

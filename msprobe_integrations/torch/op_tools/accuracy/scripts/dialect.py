@@ -39,7 +39,7 @@ class Call(NamedTuple):
     imports: tuple[str, ...] = ()
 
 
-def _imported(base: str, function: Any) -> Call:
+def _build_imported_call(base: str, function: Any) -> Call:
     """A registered function by the module that has it."""
     module, name = getattr(function, "__module__", None) or "", getattr(function, "__qualname__", "")
     plain = all(part.isidentifier() for part in (*module.split("."), name))
@@ -81,7 +81,7 @@ class TorchDialect:
         for expression, space in (*_SPACES[first : first + 1], *_SPACES):
             if getattr(space, plain, None) is functions[0]:
                 return Call(f"{expression}.{plain}")
-        return _imported(base, functions[0])
+        return _build_imported_call(base, functions[0])
 
     def refused(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
         """Dropout that drops something."""

@@ -19,7 +19,7 @@ from typing import Any
 warnings.filterwarnings("ignore", message="Failed to initialize NumPy")  # which is not needed here
 import torch  # noqa: E402
 
-from msprobe_integrations.torch.op_tools.accuracy.scripts.verdict import ERROR, PASS, WARNING, judged  # noqa: E402
+from msprobe_integrations.torch.op_tools.accuracy.scripts.verdict import ERROR, PASS, WARNING, judge_result  # noqa: E402
 
 CASE: dict[str, Any] = {"mode": "recorded", "seed": 0}
 
@@ -43,7 +43,7 @@ def generator(case: dict[str, Any], name: str, seed: int) -> torch.Generator:
     return torch.Generator().manual_seed(zlib.crc32(f"{case['name']} {name} {seed}".encode()))
 
 
-def drawn(spec: dict[str, Any], random: torch.Generator) -> torch.Tensor:
+def draw_tensor(spec: dict[str, Any], random: torch.Generator) -> torch.Tensor:
     """A tensor with the recorded extremes, mean, spread, and numbers of NaN and Inf, as far as they are known."""
     dtype, shape = spec["dtype"], spec["shape"]
     count = math.prod(shape)
@@ -79,7 +79,7 @@ def spread(count: int, low: float, high: float, mean: float, norm: float, random
     return torch.rand(count, generator=random, dtype=torch.float64)
 
 
-def made(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> dict[str, torch.Tensor]:
+def build_tensors(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> dict[str, torch.Tensor]:
     """The tensors of a part of the call, on the CPU: saved ones are read (nothing in a file is executed), others drawn."""
     found = {}
     for name, spec in specs.items():
@@ -87,11 +87,11 @@ def made(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> d
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), case["data"], spec["file"])
             found[name] = torch.load(path, weights_only=True, map_location="cpu")
         else:
-            found[name] = drawn(spec, generator(case, name, seed))
+            found[name] = draw_tensor(spec, generator(case, name, seed))
     return found
 
 
-def moved(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int, unit: float) -> dict[str, torch.Tensor]:
+def nudge_tensors(case: dict[str, Any], tensors: dict[str, torch.Tensor], seed: int, unit: float) -> dict[str, torch.Tensor]:
     """The tensors, each element moved up or down by the round-off `unit`, or that of its type: what comes of it is the condition."""
     found = {}
     for name, tensor in tensors.items():
@@ -240,7 +240,7 @@ def relaid(parts: list[dict[str, torch.Tensor]]) -> list[tuple[str, list[dict[st
     return found + [(f"all of {dim} dimensions {text}", group) for (dim, text), group in alike.items()]
 
 
-def differing(found: dict[str, Any], recorded: dict[str, torch.Tensor]) -> int:
+def count_different_results(found: dict[str, Any], recorded: dict[str, torch.Tensor]) -> int:
     """How many results are not the recorded ones, bit for bit."""
     return sum(torch.is_tensor(leaf) and name in recorded and not same_bits(leaf, recorded[name]) for name, leaf in found.items())
 
@@ -256,11 +256,11 @@ def as_recorded(
     """The results on the device. A dump does not say how tensors lie in memory, and kernels sum in another order when they lie otherwise:
     where results are not the recorded ones, layouts are tried. Also returns the layout that gave them."""
     found, layout = on_device(case, call, inputs, incoming, device), ""
-    left = differing(found, recorded)
+    left = count_different_results(found, recorded)
     for text, (other, gradients) in relaid([inputs, incoming])[:LAYOUTS] if left else []:
         attempt = on_device(case, call, other, gradients, device)
-        if differing(attempt, recorded) < left:
-            found, layout, left = attempt, text, differing(attempt, recorded)
+        if count_different_results(attempt, recorded) < left:
+            found, layout, left = attempt, text, count_different_results(attempt, recorded)
         if not left:
             break
     return found, layout
@@ -276,7 +276,9 @@ def on_bench(
     except (RuntimeError, TypeError):
         return run(case, call, inputs, incoming, cpu, False), []
     try:
-        return bench, [run(case, call, moved(case, inputs, n, unit), moved(case, incoming, n, unit), cpu, True) for n in range(2)]
+        return bench, [
+            run(case, call, nudge_tensors(case, inputs, n, unit), nudge_tensors(case, incoming, n, unit), cpu, True) for n in range(2)
+        ]
     except (RuntimeError, TypeError, ValueError):  # inputs that were moved may be outside of what the operator takes
         return bench, []
 
@@ -294,9 +296,9 @@ def check(
     compiled: bool = False,
 ) -> list[dict[str, str]]:
     """Run the call on both sides once: a row of the table for each result."""
-    inputs, incoming = made(case, case["inputs"], data, seed), made(case, case.get("incoming", {}), data, seed)
+    inputs, incoming = build_tensors(case, case["inputs"], data, seed), build_tensors(case, case.get("incoming", {}), data, seed)
     known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
-    recorded = made(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
+    recorded = build_tensors(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
     unit = round_off(inputs)
     found, layout = as_recorded(case, torch.compile(call) if compiled else call, inputs, incoming, recorded, device)
     bench, near = on_bench(case, call, inputs, incoming, unit)
@@ -306,7 +308,7 @@ def check(
         if direction not in case["directions"]:
             continue
         near_it = [other.get(name) for other in near]
-        status, why, measures = judged(result, bench.get(name), near_it, unit, case, direction)
+        status, why, measures = judge_result(result, bench.get(name), near_it, unit, case, direction)
         row = {key: f"{value:.3g}" for key, value in measures.items()}
         kind = str(result.dtype).replace("torch.", "") if torch.is_tensor(result) else type(result).__name__
         row.update(tensor=name, dtype=kind, shape=str(tuple(result.shape)) if torch.is_tensor(result) else "", verdict=status, why=why)

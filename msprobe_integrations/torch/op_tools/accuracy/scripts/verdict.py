@@ -38,10 +38,10 @@ NEIGHBOURS, SHARE, OF_ALL, JUMP, MOST, UNMEASURED = 4, 0.25, 0.5, 64.0, 0.95, 8.
 so many of the elements have to be right without the size of others as an excuse; the condition where none was measured."""
 
 
-def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+def round_to_type(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """Values in float64 (complex128), rounded once to what the type can hold; too large ones are infinite."""
     if values.is_complex():
-        return torch.complex(rounded(values.real, dtype), rounded(values.imag, dtype))
+        return torch.complex(round_to_type(values.real, dtype), round_to_type(values.imag, dtype))
     info = torch.finfo(dtype)
     if info.bits == 64:
         return values
@@ -51,7 +51,7 @@ def rounded(values: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.where(found.abs() > info.max, found.sign() * math.inf, found)
 
 
-def judged(
+def judge_result(
     device: Any, bench: Any, near: list[Any], unit: float, case: dict[str, Any], direction: str
 ) -> tuple[str, str, dict[str, float]]:
     """Status, reason and measures of one result.
@@ -87,13 +87,13 @@ def judged(
     if status == ERROR:
         return ERROR, message, measures
     if case["standard"] == "binary_consistency" and direction == "forward":
-        count = int((finite & (rounded(b, device.dtype) != d)).sum())
+        count = int((finite & (round_to_type(b, device.dtype) != d)).sum())
         if count:
             return ERROR, f"{count} of {d.numel()} elements differ; this API moves values, and changes none", measures
         return status, message, measures
     if case["signs"]:
-        d = aligned(b.view(bench.shape), d.view(bench.shape)).reshape(-1)
-    units, most, bias, drift, at = measured(b, d, near, max(unit, 2.0**-52), finite, device.dtype)
+        d = align_signs(b.view(bench.shape), d.view(bench.shape)).reshape(-1)
+    units, most, bias, drift, at = measure_errors(b, d, near, max(unit, 2.0**-52), finite, device.dtype)
     measures["units"] = max(units, most)
     good, bearable, strict = limits(device.dtype, unit, case, direction)
     own = inner(device.dtype) * 2 == torch.finfo(device.dtype).eps
@@ -103,7 +103,7 @@ def judged(
     return max(status, found, key=(PASS, WARNING, ERROR).index), message or text, measures
 
 
-def aligned(b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
+def align_signs(b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
     """The device's vectors with the signs (phases) of the bench's: columns, or rows where these then fit better."""
     if b.dim() < 2:
         return d
@@ -125,12 +125,12 @@ def exact(bench: torch.Tensor, device: torch.Tensor, near: list[torch.Tensor]) -
     """Integers and truth values are equal, but where changed inputs give another result (`near`, of operators that compute first)."""
     different = bench != device
     count = int(different.sum())
-    if not count or explained(different, near, bench, device):
+    if not count or is_explained_by_inputs(different, near, bench, device):
         return PASS, f"{count} elements differ, where round-off of the inputs decides" if count else ""
     return ERROR, f"{count} of {device.numel()} elements differ, the first at {int(different.nonzero()[0])}"
 
 
-def explained(different: torch.Tensor, near: list[torch.Tensor], bench: torch.Tensor, device: torch.Tensor) -> bool:
+def is_explained_by_inputs(different: torch.Tensor, near: list[torch.Tensor], bench: torch.Tensor, device: torch.Tensor) -> bool:
     """Is there a difference only where changed inputs make one, too?"""
     moves, hits = torch.zeros_like(different), torch.zeros_like(different)
     for other in near:
@@ -142,7 +142,7 @@ def explained(different: torch.Tensor, near: list[torch.Tensor], bench: torch.Te
 def nonfinite(b: torch.Tensor, d: torch.Tensor, dtype: torch.dtype, near: list[torch.Tensor]) -> tuple[torch.Tensor, str, str]:
     """Elements that are finite on both sides; status and message: the others agree, as far as the type can hold the bench's value."""
     info = torch.finfo(dtype)
-    held = rounded(b, dtype)
+    held = round_to_type(b, dtype)
     finite = held.isfinite() & d.isfinite()
     if bool(finite.all()):
         return finite, PASS, ""
@@ -195,7 +195,7 @@ def inner(dtype: torch.dtype) -> float:
     return min(torch.finfo(dtype).eps, torch.finfo(torch.float32).eps) / 2
 
 
-def measured(
+def measure_errors(
     b: torch.Tensor, d: torch.Tensor, near: list[torch.Tensor], unit: float, looked: torch.Tensor, dtype: torch.dtype
 ) -> tuple[float, float, float, float, int]:
     """Largest units of an element; what most have; sum of signed errors by the most of rounding it, and inputs too; the place."""
