@@ -53,7 +53,7 @@ def _outside(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    from msprobe_integrations.torch.training.trainer_loop import failed
+    from msprobe_integrations.torch.training.trainer_loop import report_fault
 
     norm = original(*args, **kwargs)
     observer = _observer()
@@ -62,7 +62,7 @@ def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
             observer.note(_told(norm))
     except Exception as error:
         raise_of_training(error)
-        failed(observer, "the gradient norm", error)
+        report_fault(observer, "the gradient norm", error)
     return norm
 
 
@@ -70,14 +70,14 @@ def _observer() -> LoopObserver | None:
     """Whoever follows now; None also when that cannot be told, which is said."""
     from msprobe_integrations.torch.training import owner
     from msprobe_integrations.torch.training.loop import LoopObserver
-    from msprobe_integrations.torch.training.trainer_loop import failed
+    from msprobe_integrations.torch.training.trainer_loop import report_fault
 
     try:
         observer = owner.current()
         return observer if isinstance(observer, LoopObserver) else None
     except Exception as error:
         raise_of_training(error)
-        failed(None, "Accelerate", error)
+        report_fault(None, "Accelerate", error)
         return None
 
 

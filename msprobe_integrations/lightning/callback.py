@@ -15,7 +15,7 @@ from msprobe_integrations.common.parameters.optimizer_numbers import update_numb
 from msprobe_integrations.lightning.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, isolated, number, saving, scale_of
+from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, exclude_methods, isolated, number, save_before_stop, scale_of
 
 _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 
@@ -47,7 +47,7 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
             observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
             observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))
             observer.training_begins(stepped(trainer))
-            for undo in excluded(observer, trainer, "save_checkpoint"):
+            for undo in exclude_methods(observer, trainer, "save_checkpoint"):
                 observer.undo(undo)
 
     @isolated
@@ -70,7 +70,7 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
         if (observer := self.observer) is not None and observer.in_step:
             observer.pass_ends(outputs.get("loss") if isinstance(outputs, dict) else outputs)
             if not accumulates(trainer):
-                with saving("lightning", partial(_save, trainer)):
+                with save_before_stop("lightning", partial(_save, trainer)):
                     observer.end(scalars(trainer, observer))
 
     @isolated

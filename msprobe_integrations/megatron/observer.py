@@ -117,7 +117,7 @@ class TrainingObserver(LoopObserver):
                 self.leave_step()
                 self.probe.pause()
 
-    def finished(self) -> bool:
+    def is_step_done(self) -> bool:
         """A step that waits for the log line is complete."""
         return self._held
 

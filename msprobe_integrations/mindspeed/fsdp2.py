@@ -126,9 +126,9 @@ def _begun(trainer: Any) -> Fsdp2Observer | None:
         return observer
     except Exception as error:
         raise_of_training(error)
-        from msprobe_integrations.torch.training.trainer_loop import failed
+        from msprobe_integrations.torch.training.trainer_loop import report_fault
 
-        failed(_current(), f"the {type(trainer).__name__} of MindSpeed", error)
+        report_fault(_current(), f"the {type(trainer).__name__} of MindSpeed", error)
         return None
 
 

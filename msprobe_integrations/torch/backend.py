@@ -52,7 +52,7 @@ class Part(NamedTuple):
 PartOf = Callable[[Sequence[int]], Part | None]
 
 
-def _freed(data: torch.Tensor) -> bool:
+def _is_freed(data: torch.Tensor) -> bool:
     return data.data_ptr() <= data.storage_offset() * data.element_size()
 
 
@@ -76,7 +76,7 @@ def _memory_of(tensor: torch.Tensor, data: torch.Tensor) -> tuple[int, int, int]
     return pointer, size, _sample(pointer, size)
 
 
-def _unwritten(tensor: torch.Tensor, seen: Seen) -> bool:
+def _is_unwritten(tensor: torch.Tensor, seen: Seen) -> bool:
     """Has the memory of a tensor still what it had when its row was made, as far as a sample of it tells?"""
     pointer = seen[3]
     return not pointer or (tensor.data_ptr() == pointer and _sample(pointer, seen[4]) == seen[5])
@@ -127,7 +127,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
         try:
             found = step.seen.get(id(tensor))
             version = tensor._version
-            # the last line is `_unwritten` without the price of a call
+            # the last line is `_is_unwritten` without the price of a call
             if (
                 found is not None
                 and found[1] == version
@@ -136,7 +136,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             ):
                 known = found[2]
                 # checkpointing marks a tensor that was made without gradients, in the same version
-                return known if known[1][3] is tensor.requires_grad else self._marked(step, id(tensor), tensor)
+                return known if known[1][3] is tensor.requires_grad else self._update_requires_grad(step, id(tensor), tensor)
             description, numel, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             # raises for functorch wrappers and sparse tensors, is 0 for freed and functional ones: they look plain otherwise
             pointer = tensor.data_ptr()
@@ -160,7 +160,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             raise_of_training(error)
         return self._reduce_any(step, tensor)
 
-    def _marked(self, step: Step, key: int, tensor: Any) -> TensorRef:
+    def _update_requires_grad(self, step: Step, key: int, tensor: Any) -> TensorRef:
         """The row of a tensor that is known, described with what ``requires_grad`` is by now."""
         weakly, version, (row, description), *memory = step.seen[key]
         made = TensorRef(row, intern(*description._replace(requires_grad=tensor.requires_grad)))
@@ -196,8 +196,8 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
         try:
             version = tensor._version
             found = step.seen.get(key)
-            if found is not None and found[1] == version and found[0]() is tensor and _unwritten(tensor, found):
-                return found[2] if found[2][1][3] is tensor.requires_grad else self._marked(step, key, tensor)
+            if found is not None and found[1] == version and found[0]() is tensor and _is_unwritten(tensor, found):
+                return found[2] if found[2][1][3] is tensor.requires_grad else self._update_requires_grad(step, key, tensor)
             # plain CPU tensors, as in `reduce_unshielded`: the part is memory with other strides, no view is made
             whole, numel, code, size = self._known[(type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device)]
             begin = pointer = tensor.data_ptr()  # raises for what only looks plain
@@ -305,7 +305,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             return f"no float64: {data.device.type}"
         if data.device.type != "cpu" and is_capturing(data.device.type):
             return _describe.CAPTURE  # a replay would write to rows of a step long gone
-        if data.device.type == "cpu" and data.numel() and _freed(data) and not getattr(type(data), "probe_device", False):
+        if data.device.type == "cpu" and data.numel() and _is_freed(data) and not getattr(type(data), "probe_device", False):
             return "no memory"
         return ""
 

@@ -54,7 +54,7 @@ class ProbeDevice(torch.Tensor):
         """Run `func` on the wrapped tensors."""
         name = func._schema.name
         if name in _WAITING or (name == "aten::index" and _has_mask(args)):
-            cls._read(name)
+            cls._refuse_read(name)
         ProbeDevice.launches += 1
         unwrapped = tree_map(lambda a: a.held if isinstance(a, ProbeDevice) else a, (args, dict(kwargs or {})))
         result = func(*unwrapped[0], **unwrapped[1])
@@ -64,7 +64,7 @@ class ProbeDevice(torch.Tensor):
 
     def cpu(self, *_: Any, **__: Any) -> torch.Tensor:
         """The copy to the host."""
-        self._read("cpu")
+        self._refuse_read("cpu")
         ProbeDevice.copies += 1
         return self.held.clone()
 
@@ -77,7 +77,7 @@ class ProbeDevice(torch.Tensor):
         return self.cpu().tolist()
 
     @classmethod
-    def _read(cls, what: str) -> None:
+    def _refuse_read(cls, what: str) -> None:
         if ProbeDevice.forbidden:
             raise EarlyRead(f"host read by {what} before the end of the step")
 

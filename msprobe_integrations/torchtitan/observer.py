@@ -12,7 +12,7 @@ from msprobe_integrations.common.parameters.optimizer_numbers import update_numb
 from msprobe_integrations.patching import replace
 from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, excluded, number, quietly
+from msprobe_integrations.torch.training.trainer_loop import TrainerObserver, exclude_methods, number, quietly
 from msprobe_integrations.torchtitan.reliance import NAME, PACKAGE, TABLE
 
 _METRICS = ("global_avg_loss", "global_max_loss", "grad_norm")
@@ -56,8 +56,8 @@ class TitanObserver(TrainerObserver):
             replace(trainer, "forward_backward_step", self._pass),
             replace(trainer.metrics_processor, "log", self._log),
             replace(utils, "clip_grad_norm_", self._clip),
-            *excluded(self, optional(trainer, "checkpointer", because="reliance has said it"), "save", "load"),
-            *excluded(self, optional(trainer, "validator", because="not every job validates"), "validate"),
+            *exclude_methods(self, optional(trainer, "checkpointer", because="reliance has said it"), "save", "load"),
+            *exclude_methods(self, optional(trainer, "validator", because="not every job validates"), "validate"),
         ]
         for each in undo:
             self.undo(each)

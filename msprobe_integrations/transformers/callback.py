@@ -15,7 +15,7 @@ from msprobe_integrations.common.parameters.optimizer_numbers import update_numb
 from msprobe_integrations.patching import replace
 from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.training.trainer_callback import ProbeCallback
-from msprobe_integrations.torch.training.trainer_loop import excluded, isolated, number, one_pass, saving, scale_of
+from msprobe_integrations.torch.training.trainer_loop import exclude_methods, isolated, number, one_pass, save_before_stop, scale_of
 from msprobe_integrations.transformers import patches
 from msprobe_integrations.transformers.reliance import NAME, PACKAGE, TABLE
 
@@ -47,7 +47,7 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
             return
         self._trainer = trainer
         observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
-        undo = excluded(observer, trainer, *EXCLUDED)
+        undo = exclude_methods(observer, trainer, *EXCLUDED)
         undo += [replace(trainer, "training_step", partial(one_pass, observer)), replace(trainer, "_maybe_log_save_evaluate", self._log)]
         try:
             yield
@@ -98,11 +98,11 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
     @isolated
     def _end(self, grad_norm: Any) -> None:
         observer = self.observer
-        if observer is not None and observer.updated(self._trainer.state.global_step):
+        if observer is not None and observer.has_updated(self._trainer.state.global_step):
             found = {"grad_norm": number(grad_norm)}
             with suppress(MissingNameError):
                 found["skipped"] = float(self._of_accelerator("optimizer_step_was_skipped", "scalar skipped"))
-            with saving("transformers", self._save):
+            with save_before_stop("transformers", self._save):
                 observer.end({name: value for name, value in found.items() if value is not None})
 
     def _of_accelerator(self, name: str, part: str) -> Any:

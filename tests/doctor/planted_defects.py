@@ -129,7 +129,7 @@ def _no_launch(patch: Patch) -> None:
     from msprobe_integrations.torch.capture.triton_launches import TritonLaunches
 
     patch(TritonLaunches, "install", lambda _: None)
-    patch(backend, "_unwritten", lambda *_: True)
+    patch(backend, "_is_unwritten", lambda *_: True)
     patch(backend, "_sample", lambda *_: 0)
 
 

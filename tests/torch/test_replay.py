@@ -322,7 +322,7 @@ def test_a_fault_ends_the_replay_only(dump: Callable[..., Path], monkeypatch: py
     """An error inside goes to the faults once; the training goes on with its own values."""
     faults, net = Faults(), Net()
     session = Replay(LoadSettings(path=str(dump({"input.0": SAVED})), modules=(CALL, CALL.replace(".0", ".1"))), faults)
-    monkeypatch.setattr(session, "_put", lambda *_: 1 / 0)
+    monkeypatch.setattr(session, "_replace_value", lambda *_: 1 / 0)
     for step in range(2):
         session.begin(net, step, 0)
         assert not torch.equal(run(net)[0], SAVED)

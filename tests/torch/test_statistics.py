@@ -192,7 +192,7 @@ def test_the_part_is_that_of_26_2_0(shape: list[int], items: list[SliceSettings]
     tensor = tensor.permute(tuple(reversed(range(tensor.ndim)))) if turned else tensor
     want = reference(tensor.numpy(), items)
     ref = slices.reduce(tensor)
-    cut = slices.cut(tensor)
+    cut = slices.cut_tensor(tensor)
     assert ref.description.shape == want.shape == tuple(cut.shape)
     assert dict(ref.description.extra) == ({} if want.shape == tuple(tensor.shape) else {"full_shape": list(tensor.shape)})
     assert (cut is tensor) == (want.shape == tuple(tensor.shape))
@@ -230,7 +230,7 @@ def test_one_more_element(backend: TorchBackend) -> None:
     assert shapes == [(1, 2), (3, 2), (1, 2)]
     none = Slices(backend, ())
     assert none.reduce(tensor) is backend.reduce(tensor)
-    assert none.cut(tensor) is tensor
+    assert none.cut_tensor(tensor) is tensor
     none.extra = SliceSettings(dim=1, begin=1)
     assert none.reduce(tensor).description.shape == (6, 1)
 

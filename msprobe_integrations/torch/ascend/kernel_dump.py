@@ -119,7 +119,7 @@ class KernelDump:
         if self._handle is not None:
             self._handle.remove()
             self._handle = None
-            self._unsupported()  # no gradient came
+            self._warn_unsupported()  # no gradient came
 
     def close(self) -> None:
         self.end_step()
@@ -154,11 +154,11 @@ class KernelDump:
         pairs = [] if repeated is None else zip(_tensors(result), repeated.outputs)
         found = next(((real, copy) for real, copy in pairs if real.requires_grad and copy.requires_grad), None)
         if repeated is None or found is None:
-            self._unsupported()
+            self._warn_unsupported()
             return
         inputs, copy = repeated.inputs, found[1]
 
-        def arrived(gradient: torch.Tensor) -> None:
+        def dump_backward(gradient: torch.Tensor) -> None:
             self._handle.remove()
             self._handle = None
             with self._faults.guard(_PART), torch._C.DisableTorchFunction():
@@ -168,7 +168,7 @@ class KernelDump:
                 finally:
                     self._switch_off()
 
-        self._handle = found[0].register_hook(arrived)
+        self._handle = found[0].register_hook(dump_backward)
 
     def _switch_on(self) -> None:
         self._tool.synchronize()
@@ -186,7 +186,7 @@ class KernelDump:
         self._tool.synchronize()
         _log.info("The kernel data of %s is dumped successfully.", self.name)
 
-    def _unsupported(self) -> None:
+    def _warn_unsupported(self) -> None:
         _log.warning("The kernel dump does not support the %s API.", self.name)
 
 

@@ -89,7 +89,7 @@ class Capture:
         if self._placed is None or self._placed[0] is not infos or self._placed[1] != len(infos):
             self._placed = (infos, len(infos))
             with self._pipeline.faults.guard("parallel layout"):
-                self._pipeline.parallel = placements.recorded(infos)
+                self._pipeline.parallel = placements.describe_parallel(infos)
 
     def open(self, modes: int | None = None) -> None:
         """Put hooks on (nothing happens when they are) and start seeing calls; `modes`: see `ApiCapture.install`."""

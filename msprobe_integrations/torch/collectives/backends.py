@@ -60,13 +60,13 @@ class Backends:
         for cls in (base, *_below(base)) if base is not None else ():
             for method in METHODS:
                 if method in vars(cls):  # what a class inherits is wrapped where it is defined
-                    self._patches.wrap(cls, method, functools.partial(self._wrapped, method))
+                    self._patches.wrap(cls, method, functools.partial(self._build_wrapper, method))
 
     def remove(self) -> None:
         """Put the methods back."""
         self._patches.undo()
 
-    def _wrapped(self, method: str, original: Any) -> Any:
+    def _build_wrapper(self, method: str, original: Any) -> Any:
         def wrapper(backend: Any, *args: Any, **kwargs: Any) -> Any:
             return self._call(backend, method, args, kwargs, functools.partial(original, backend, *args, **kwargs))
 

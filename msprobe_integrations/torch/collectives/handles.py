@@ -66,7 +66,7 @@ class Handles:
         self._blocks.clear()
         self._backward = (-1, [])
 
-    def follow(self, work: Any, group: Any, begun: Begun, operation: Operation) -> None:
+    def track_operation(self, work: Any, group: Any, begun: Begun, operation: Operation) -> None:
         """An operation has been started.
 
         Args:
@@ -102,11 +102,11 @@ class Handles:
         if self._backward[0] != task:
             self._backward = (task, [])
             engine: Any = torch.autograd.Variable._execution_engine
-            reduced = functools.partial(self._reduced, self._backward[1])
+            reduced = functools.partial(self._report_reduced, self._backward[1])
             engine.queue_callback(lambda: engine.queue_callback(reduced))
         self._backward[1].append((work, begun))
 
-    def _reduced(self, owned: list[tuple[Any, Begun]]) -> None:
+    def _report_reduced(self, owned: list[tuple[Any, Begun]]) -> None:
         with _no_torch_function():
             for work, begun in owned:
                 on_host = any(t.device.type == "cpu" for _, open_ in begun for t in open_.written)
@@ -117,24 +117,24 @@ class Handles:
         if name in vars(owner):  # what a class inherits is wrapped where it is defined
             self._patches.wrap(owner, name, wrapper)
 
-    def _tell(self, key: Any, failed: bool = False) -> None:
+    def _notify_observers(self, key: Any, failed: bool = False) -> None:
         with _no_torch_function():
             for observer in self._observers():
-                with _isolated(observer):
-                    (observer.failed if failed else observer.waited)(key)
+                with _guard_observer(observer):
+                    (observer.fail_key if failed else observer.complete_key)(key)
 
     def _tell_state(self, key: Any) -> None:
         """It is complete, well or not."""
-        self._tell(key, has_failed(key))
+        self._notify_observers(key, has_failed(key))
 
     def _waits(self, original: Any) -> Any:
         def wait(handle: Any, *args: Any, **kwargs: Any) -> Any:
             try:
                 result = original(handle, *args, **kwargs)
             except Exception:
-                self._tell(handle, True)
+                self._notify_observers(handle, True)
                 raise
-            self._tell(handle)
+            self._notify_observers(handle)
             return result
 
         return wait
@@ -152,7 +152,7 @@ class Handles:
         def get_future(handle: Any) -> Any:
             future = original(handle)
             for observer in self._observers():
-                with _isolated(observer):
+                with _guard_observer(observer):
                     observer.also(handle, future)
             return future
 
@@ -185,7 +185,7 @@ class Handles:
             work = original(group, *args, **kwargs)
             with _no_torch_function():
                 for observer, open_ in block:
-                    with _isolated(observer):
+                    with _guard_observer(observer):
                         if work is None:
                             observer.complete(open_)
                         else:
@@ -215,7 +215,7 @@ class Handles:
 
 
 @contextmanager
-def _isolated(observer: CollectiveObserver) -> Iterator[None]:
+def _guard_observer(observer: CollectiveObserver) -> Iterator[None]:
     """A fault of this observer makes it quiet; the training and the other observers go on."""
     try:
         yield

@@ -72,7 +72,7 @@ class Kernels:
         self._observers: tuple[CollectiveObserver, ...] = ()
         self._libraries: list[Any] = []
         self._inside = _Inside()
-        self._handles = Handles(self.watching, self._left_out)
+        self._handles = Handles(self.list_observers, self._left_out)
         self._backends = Backends(self._on_backend)
 
     def add(self, observer: CollectiveObserver) -> None:
@@ -94,7 +94,7 @@ class Kernels:
             self._handles.remove()
             self._backends.remove()
 
-    def watching(self) -> tuple[CollectiveObserver, ...]:
+    def list_observers(self) -> tuple[CollectiveObserver, ...]:
         return self._observers
 
     def _install(self) -> None:
@@ -121,23 +121,23 @@ class Kernels:
             begun: list[tuple[CollectiveObserver, Open]] = []
             operation: Operation | None = None
             try:
-                if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
+                if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _is_traced(args):
                     with _no_torch_function():
                         recorded = any(o.record for o in observers)
                         operation = self._operation(name, args, kwargs, arguments, at_group, at_in, at_out, recorded)
                         begun = _start(observers, operation)
             except Exception as error:
                 raise_of_training(error)
-                begun = self._failed(error)
+                begun = self._disable_observers(error)
             result = self._call(op, keys, args, kwargs, begun)
             if begun and operation is not None:
                 try:
                     work = result[1] if isinstance(result, tuple) else result
                     # a Work unboxed is the very object the caller gets
-                    self._handles.follow(None if work is None else dist.Work.unbox(work), args[at_group], begun, operation)
+                    self._handles.track_operation(None if work is None else dist.Work.unbox(work), args[at_group], begun, operation)
                 except Exception as error:
                     raise_of_training(error)
-                    self._failed(error)
+                    self._disable_observers(error)
             return result
 
         return kernel
@@ -198,11 +198,11 @@ class Kernels:
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             begun: list[tuple[CollectiveObserver, Open]] = []
             try:
-                if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _traced(args):
+                if not self._inside.now and (observers := [o for o in self._observers if o.on()]) and not _is_traced(args):
                     group = args[-1] if "group_name" not in kwargs else kwargs["group_name"]
 
                     def tags() -> dict[str, Any]:
-                        ranks = _named(group)
+                        ranks = _find_group_ranks(group)
                         found: dict[str, Any] = {"group_ranks": ranks, "async": True}
                         for key, value in zip(arguments, args):
                             if key == "reduce_op":
@@ -220,7 +220,7 @@ class Kernels:
                         begun = _start(observers, operation)
             except Exception as error:
                 raise_of_training(error)
-                begun = self._failed(error)
+                begun = self._disable_observers(error)
             result = self._call(op, keys, args, kwargs, begun)
             for observer, open_ in begun:
                 made = [t for t, what in zip(result, args[0]) if what == "irecv"] if several else flat(result)
@@ -240,17 +240,17 @@ class Kernels:
                     begun = _start(observers, operation)
         except Exception as error:
             raise_of_training(error)
-            begun = self._failed(error)
-        work = self._guarded(run, begun)
+            begun = self._disable_observers(error)
+        work = self._run_original(run, begun)
         if begun and operation is not None:
             try:
-                self._handles.follow(work, None, begun, operation)
+                self._handles.track_operation(work, None, begun, operation)
             except Exception as error:
                 raise_of_training(error)
-                self._failed(error)
+                self._disable_observers(error)
         return work
 
-    def _failed(self, error: Exception) -> list[tuple[CollectiveObserver, Open]]:
+    def _disable_observers(self, error: Exception) -> list[tuple[CollectiveObserver, Open]]:
         """A fault in here: all observers are quiet from now on. Gives what has begun then: nothing."""
         for observer in self._observers:
             observer.fail(error)
@@ -260,15 +260,15 @@ class Kernels:
         self, op: Any, keys: Any, args: tuple[Any, ...], kwargs: dict[str, Any], begun: Sequence[tuple[CollectiveObserver, Open]]
     ) -> Any:
         """The operator itself."""
-        return self._guarded(lambda: op.redispatch(keys & _below, *args, **kwargs), begun)
+        return self._run_original(lambda: op.redispatch(keys & _below, *args, **kwargs), begun)
 
-    def _guarded(self, run: Callable[[], Any], begun: Sequence[tuple[CollectiveObserver, Open]]) -> Any:
+    def _run_original(self, run: Callable[[], Any], begun: Sequence[tuple[CollectiveObserver, Open]]) -> Any:
         within, self._inside.now = self._inside.now, True
         try:
             return run()
         except BaseException:
             for observer, open_ in begun:
-                observer.raised(open_)
+                observer.fail_operation(open_)
             raise
         finally:
             self._inside.now = within
@@ -280,7 +280,7 @@ class Kernels:
             result = op.redispatch(keys & _below, tensor)
             with _no_torch_function():
                 for observer in self._observers:
-                    observer.waited(tensor)
+                    observer.complete_key(tensor)
             return result
 
         return kernel
@@ -294,7 +294,7 @@ class Kernels:
             call = distributed_call(sys._getframe()) if observers else None
         except Exception as error:
             raise_of_training(error)
-            self._failed(error)
+            self._disable_observers(error)
             return
         if call is not None and call.name != _BARRIER and call.name not in OF_OBJECTS:
             for observer in observers:
@@ -321,7 +321,7 @@ def _of_backend(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[s
     return Operation(f"c10d_{METHODS[method][0]}", None, False, inputs, outputs, tags, visible(frame))
 
 
-def _named(group: Any) -> list[int] | None:
+def _find_group_ranks(group: Any) -> list[int] | None:
     """Global ranks of a group that a functional collective is given, by name or boxed."""
     try:
         if isinstance(group, str):
@@ -332,7 +332,7 @@ def _named(group: Any) -> list[int] | None:
         return None
 
 
-def _traced(args: tuple[Any, ...]) -> bool:
+def _is_traced(args: tuple[Any, ...]) -> bool:
     """Is this no call but a compiler that looks what one would give?"""
     fake = sys.modules.get("torch._subclasses.fake_tensor")
     return fake is not None and any(isinstance(t, fake.FakeTensor) for t in flat(args))
@@ -349,7 +349,7 @@ def _register(library: Any, operator: str, kernel: Callable[..., Any]) -> None:
 def _start(observers: Sequence[CollectiveObserver], operation: Operation | None) -> list[tuple[CollectiveObserver, Open]]:
     if operation is None:
         return []
-    begun = [(observer, observer.started(operation)) for observer in observers]
+    begun = [(observer, observer.start_operation(operation)) for observer in observers]
     return [(observer, open_) for observer, open_ in begun if open_ is not None]
 
 

@@ -51,7 +51,7 @@ Reduce = Callable[[torch.Tensor], TensorRef]
 Place = Callable[[], "tuple[str | None, int]"]
 
 
-def _kept(method: Callable[..., Any]) -> Callable[..., Any]:
+def _contain_faults(method: Callable[..., Any]) -> Callable[..., Any]:
     """A fault in the method makes the observer quiet and does not reach the collective."""
 
     @functools.wraps(method)
@@ -133,7 +133,7 @@ class CollectiveObserver:
         """Does it look at what is called now?"""
         return self.broken is None and self._is_on()
 
-    @_kept
+    @_contain_faults
     def end_step(self) -> None:
         """Close the step's numbering and settle what was not waited for."""
         with self._lock:
@@ -143,7 +143,7 @@ class CollectiveObserver:
             self._batch = None
         if self.broken is not None:
             return
-        missing = {id(open_): open_ for w in waiting if not w.settled() for open_ in w.opens}
+        missing = {id(open_): open_ for w in waiting if not w.is_complete() for open_ in w.opens}
         for open_ in (open_ for w in waiting for open_ in w.opens if id(open_) not in missing):
             self._complete(open_)
         cut = {id(open_.sections): open_ for open_ in missing.values() if open_.sections is not None and open_.left > 0}
@@ -153,28 +153,28 @@ class CollectiveObserver:
         if cut and self._outputs and self._lose is not None:
             self._lose(LOST, len(cut))
 
-    @_kept
-    def started(self, operation: Operation) -> Open | None:
+    @_contain_faults
+    def start_operation(self, operation: Operation) -> Open | None:
         """An operation is about to start. Returns what waits for its completion, if anything does."""
         if not self.record:
-            return self._unrecorded(operation)
+            return self._open_unrecorded(operation)
         call = operation.call
         if operation.silent:
             if call is not None and call.inner != call.name:
                 self._number(call.inner)
-            return self._unrecorded(operation)
+            return self._open_unrecorded(operation)
         if call is None:
             return self._operator(operation)
         # HCCL has one operation for a whole batch, other backends one for each message
         return self._message(operation, call) if call.name == _BATCH == operation.name else self._call(operation, call)
 
-    @_kept
+    @_contain_faults
     def left_out(self, call: DistributedCall, caller: FrameType | None) -> None:
         """A public function was called on a rank outside its group: it will do nothing."""
         if self.record and call.name != _BATCH:
             self._call(Operation(call.name, call, False, [], [], lambda: {"group_ranks": []}, caller), call)
 
-    @_kept
+    @_contain_faults
     def awaits(self, key: Any, open_: Open) -> None:
         """One operation of `open_` will be complete when `key` has been waited for: a `Work`, or a tensor that ``wait_tensor`` is
         called with (or a view of it)."""
@@ -185,7 +185,7 @@ class CollectiveObserver:
                 waiting = self._pending[identity(key)] = Waiting([key], [])
             waiting.opens.append(open_)
 
-    @_kept
+    @_contain_faults
     def returns(self, open_: Open, results: list[torch.Tensor]) -> None:
         """The operation of `open_` has made `results`; each will be complete when ``wait_tensor`` was called with it."""
         outputs: list[Any] = [None] * len(results)
@@ -201,7 +201,7 @@ class CollectiveObserver:
         for i, tensor in enumerate(results):
             part(i, tensor)
 
-    @_kept
+    @_contain_faults
     def also(self, key: Any, other: Any) -> None:
         """Whoever waits for `other` has waited for `key`."""
         with self._lock:
@@ -210,31 +210,31 @@ class CollectiveObserver:
                 waiting.keys.append(other)
                 self._pending[identity(other)] = waiting
 
-    @_kept
+    @_contain_faults
     def waits_for(self, key: Any) -> bool:
         """Does anything wait for the completion of `key`?"""
         return identity(key) in self._pending
 
-    @_kept
-    def waited(self, key: Any) -> None:
+    @_contain_faults
+    def complete_key(self, key: Any) -> None:
         if not self._pending:
             return
         with self._lock:
-            for open_ in self._take(key):
+            for open_ in self._pop_waiting(key):
                 self.complete(open_)
 
-    @_kept
-    def failed(self, key: Any) -> None:
+    @_contain_faults
+    def fail_key(self, key: Any) -> None:
         """The operation of `key` has ended with an error: what its outputs hold is undefined, so they have no statistics."""
         with self._lock:
-            opens = self._take(key)
+            opens = self._pop_waiting(key)
             lost = {id(open_.sections): None for open_ in opens if open_.sections is not None and open_.left > 0}
             for open_ in opens:
-                self.raised(open_)
+                self.fail_operation(open_)
             if lost and self._outputs and self._lose is not None:
                 self._lose(FAILED, len(lost))
 
-    def _take(self, key: Any) -> Sequence[Open]:
+    def _pop_waiting(self, key: Any) -> Sequence[Open]:
         """What waits for the completion of `key`; it waits no longer. The caller has the lock."""
         waiting = self._pending.get(identity(key))
         if waiting is None:
@@ -243,14 +243,14 @@ class CollectiveObserver:
             self._pending.pop(identity(one), None)
         return waiting.opens
 
-    @_kept
+    @_contain_faults
     def complete(self, open_: Open) -> None:
         """One operation of `open_` is complete."""
         if self.broken is None:
             self._complete(open_)
 
-    @_kept
-    def raised(self, open_: Open) -> None:
+    @_contain_faults
+    def fail_operation(self, open_: Open) -> None:
         """The operation of `open_` has failed."""
         open_.left = 0
         if open_.tags is not None:
@@ -263,11 +263,11 @@ class CollectiveObserver:
                 for tensor in open_.written:
                     self._forget(tensor)
             open_.store()
-            open_.written, open_.store = [], _nothing
+            open_.written, open_.store = [], _store_nothing
 
-    def _unrecorded(self, operation: Operation, left: int = 1) -> Open | None:
+    def _open_unrecorded(self, operation: Operation, left: int = 1) -> Open | None:
         outputs = operation.outputs
-        return Open(outputs or [], _nothing, left=left) if outputs is None or outputs else None
+        return Open(outputs or [], _store_nothing, left=left) if outputs is None or outputs else None
 
     def _number(self, name: str) -> int:
         number = self._numbers.get(name, 0)
@@ -285,7 +285,7 @@ class CollectiveObserver:
         """An operator that no public function was called for."""
         name = f"Distributed.{operation.name}.{self._number(operation.name)}.forward"
         if not self._wanted(name):
-            return self._unrecorded(operation)
+            return self._open_unrecorded(operation)
         reduce = self._takers(name)[0]
         sections: dict[str, Any] = {}
         if self._inputs:
@@ -306,7 +306,7 @@ class CollectiveObserver:
         """A call of a public function."""
         name = f"Distributed.{call.name}.{self._number(call.name)}.forward"
         if not self._wanted(name):
-            return self._unrecorded(operation, receives)
+            return self._open_unrecorded(operation, receives)
         args, kwargs = call.args, call.kwargs
         place, keyword = WRITE_ONLY.get(normal_op(call.name), (-1, ""))
         outputs = operation.outputs or []
@@ -370,7 +370,7 @@ class CollectiveObserver:
             self._told(error)
 
 
-def _nothing() -> None:
+def _store_nothing() -> None:
     return None
 
 
@@ -382,10 +382,10 @@ def _without(reduce: Reduce, ignored: list[torch.Tensor]) -> Reduce:
     """`reduce` that does not look at the values of `ignored`: receive buffers hold nothing yet."""
     known = {id(t) for t in ignored}
 
-    def look(tensor: torch.Tensor) -> TensorRef:
+    def reduce_unless_ignored(tensor: torch.Tensor) -> TensorRef:
         if id(tensor) not in known:
             return reduce(tensor)
         description = describe(tensor)
         return TensorRef(-1, description._replace(extra=(*description.extra, ("ignored", True))))
 
-    return look
+    return reduce_unless_ignored

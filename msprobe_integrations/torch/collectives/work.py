@@ -70,7 +70,7 @@ class Open:
         with contextlib.suppress(RuntimeError):
             self.versions = [t._version for t in self.written]
 
-    def untouched(self) -> bool:
+    def is_untouched(self) -> bool:
         """Has nothing that raises versions written to the outputs?"""
         return len(self.versions) == len(self.written) and all(t._version == v for t, v in zip(self.written, self.versions))
 
@@ -82,11 +82,11 @@ class Waiting:
     keys: list[Any]
     opens: list[Open]
 
-    def settled(self) -> bool:
+    def is_complete(self) -> bool:
         """Is it complete though nobody waited, and still as the operations left it?"""
         try:
             work = self.keys[0]
-            if isinstance(work, torch.Tensor) or not all(open_.untouched() for open_ in self.opens):
+            if isinstance(work, torch.Tensor) or not all(open_.is_untouched() for open_ in self.opens):
                 return False
             return bool(work.is_completed()) and not has_failed(work)
         except Exception as error:

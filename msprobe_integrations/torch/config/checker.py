@@ -29,7 +29,7 @@ from msprobe_integrations.torch.hooks.frames import PLUMBING, kind_of
 from msprobe_integrations.torch.hooks.functions import Rebinding
 from msprobe_integrations.torch.hooks.modules import ModuleHooks
 from msprobe_integrations.torch.randomness.calls import TENSOR, TORCH
-from msprobe_integrations.torch.tensors.devices import capturing, in_use, is_capturing, kinds
+from msprobe_integrations.torch.tensors.devices import in_use, is_any_capturing, is_capturing, kinds
 
 _SEEDING = ("manual_seed", "seed", "set_rng_state")
 _DEVICE_SEEDING = ("manual_seed", "manual_seed_all", "seed", "seed_all", "set_rng_state", "set_rng_state_all")
@@ -243,7 +243,7 @@ def _only_looked_at(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> bool:
         return True
     if any(isinstance(one, torch._subclasses.FakeTensor) for one in (*args, *kwargs.values())):
         return True
-    return capturing()
+    return is_any_capturing()
 
 
 __all__ = ["TorchConfigChecker", "apply_patches", "calls", "undo_patches"]

@@ -126,7 +126,7 @@ def flags() -> dict[str, Any]:
     """Switches by name; those that this version of torch does not have are missing."""
     found: dict[str, Any] = {}
 
-    def note(name: str, read: Callable[[], Any]) -> None:
+    def add_flag(name: str, read: Callable[[], Any]) -> None:
         try:
             value = read()
         except Exception as error:  # not in this version, or two ways to set it were mixed, which torch refuses to read
@@ -135,23 +135,23 @@ def flags() -> dict[str, Any]:
         if not callable(value):
             found[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
-    note("deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
-    note("deterministic_warn_only", torch.is_deterministic_algorithms_warn_only_enabled)
-    note("fill_uninitialized_memory", lambda: vars(torch.utils)["deterministic"].fill_uninitialized_memory)
-    note("float32_matmul_precision", torch.get_float32_matmul_precision)
-    note("default_dtype", torch.get_default_dtype)
-    note("autocast.cpu", lambda: torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
-    note("autocast.cuda", lambda: torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None)
-    note("threads", torch.get_num_threads)
-    note("interop_threads", torch.get_num_interop_threads)
-    note("anomaly_detection", torch.is_anomaly_enabled)
+    add_flag("deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
+    add_flag("deterministic_warn_only", torch.is_deterministic_algorithms_warn_only_enabled)
+    add_flag("fill_uninitialized_memory", lambda: vars(torch.utils)["deterministic"].fill_uninitialized_memory)
+    add_flag("float32_matmul_precision", torch.get_float32_matmul_precision)
+    add_flag("default_dtype", torch.get_default_dtype)
+    add_flag("autocast.cpu", lambda: torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else None)
+    add_flag("autocast.cuda", lambda: torch.get_autocast_dtype("cuda") if torch.is_autocast_enabled("cuda") else None)
+    add_flag("threads", torch.get_num_threads)
+    add_flag("interop_threads", torch.get_num_interop_threads)
+    add_flag("anomaly_detection", torch.is_anomaly_enabled)
     for name, path in _BACKENDS.items():
-        note(name, functools.partial(functools.reduce, getattr, path, torch.backends))
+        add_flag(name, functools.partial(functools.reduce, getattr, path, torch.backends))
     for name in _SDP:
-        note(f"sdp.{name}", lambda name=name: getattr(torch.backends.cuda, name)())  # type: ignore[misc]
+        add_flag(f"sdp.{name}", lambda name=name: getattr(torch.backends.cuda, name)())  # type: ignore[misc]
     npu = getattr(torch, "npu", None)
     for name, path in _NPU.items() if npu is not None else ():
-        note(name, functools.partial(functools.reduce, getattr, path, npu))
+        add_flag(name, functools.partial(functools.reduce, getattr, path, npu))
     return found
 
 

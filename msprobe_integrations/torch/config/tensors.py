@@ -61,8 +61,8 @@ class TensorCollector:
     def weights(self, models: Sequence[nn.Module], *, statistics: bool = True) -> Collected:
         """Parameters and buffers of `models`. The first model's have their own names, those of chunk i ``{i}:name``."""
         with quiet():
-            for name, tensor, facts in _held(models):
-                self._take(name, tensor, facts, statistics and facts.get("kind") == "parameter")
+            for name, tensor, facts in _iterate_tensors(models):
+                self._collect_tensor(name, tensor, facts, statistics and facts.get("kind") == "parameter")
             digests, numbers = self._finish()
         return Collected(numbers, digests, self._unread())
 
@@ -76,7 +76,7 @@ class TensorCollector:
                     value = torch.from_numpy(np.ascontiguousarray(value))
                 if isinstance(value, torch.Tensor):
                     hidden = redaction.active() is not None and redaction.is_integer(str(value.dtype))
-                    self._take(tag, value, {}, not hidden)
+                    self._collect_tensor(tag, value, {}, not hidden)
                     self._samples[tag] = self._each(value)
                 elif value is None or isinstance(value, (bool, int, float, str)):
                     values[tag] = redaction.argument_fact(value) or {"value": mask_setting(tag.rpartition(".")[2], value)}
@@ -84,14 +84,14 @@ class TensorCollector:
                     values[tag] = {"class": type(value).__name__}
             samples = self._samples
             digests, numbers = self._finish(samples)
-        existing = {"args": _existing(args, numbers, "args"), "kwargs": _existing(dict(kwargs), numbers, "kwargs")}
+        existing = {"args": _format_as_existing(args, numbers, "args"), "kwargs": _format_as_existing(dict(kwargs), numbers, "kwargs")}
         return Collected(existing, {**digests, **values}, self._unread())
 
     def _unread(self) -> dict[str, int]:
         found, self._backend.unsupported = self._backend.unsupported, {}
         return found
 
-    def _take(self, name: str, tensor: torch.Tensor, facts: dict[str, Any], statistics: bool) -> None:
+    def _collect_tensor(self, name: str, tensor: torch.Tensor, facts: dict[str, Any], statistics: bool) -> None:
         ref = self._refs[name] = self._backend.reduce(tensor)
         about = ref.description
         self._facts[name] = {"shape": list(about.shape), "dtype": about.dtype.removeprefix("torch."), **facts}
@@ -134,7 +134,7 @@ class TensorCollector:
         return found, numbers
 
 
-def _held(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
+def _iterate_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
     for number, model in enumerate(models):
         prefix = f"{number}:" if number else ""
         for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
@@ -168,12 +168,12 @@ def _leaves(tag: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
     yield tag, value
 
 
-def _existing(value: Any, numbers: Mapping[str, Any], tag: str, depth: int = 0) -> Any:
+def _format_as_existing(value: Any, numbers: Mapping[str, Any], tag: str, depth: int = 0) -> Any:
     """The form of the existing tool: containers as objects, statistics for tensors, an empty text for anything else."""
     if isinstance(value, (list, tuple)) and depth < _DEEPEST:
-        return {str(i): _existing(item, numbers, f"{tag}.{i}", depth + 1) for i, item in enumerate(value)}
+        return {str(i): _format_as_existing(item, numbers, f"{tag}.{i}", depth + 1) for i, item in enumerate(value)}
     if isinstance(value, dict) and depth < _DEEPEST:
-        return {str(key): _existing(item, numbers, f"{tag}.{key}", depth + 1) for key, item in value.items()}
+        return {str(key): _format_as_existing(item, numbers, f"{tag}.{key}", depth + 1) for key, item in value.items()}
     return numbers.get(tag, "") if isinstance(value, torch.Tensor) else ""
 
 

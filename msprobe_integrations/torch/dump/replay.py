@@ -151,7 +151,9 @@ class Replay(DumpPlugin):
             name = f"{info.base}.forward.{number}"
             if number not in numbers:
                 if current_graph_task() != -1:
-                    self._say(name, f"{name} recomputes an earlier call with this run's own inputs, and so are its gradients; list it too")
+                    self._warn_once(
+                        name, f"{name} recomputes an earlier call with this run's own inputs, and so are its gradients; list it too"
+                    )
                 return None
             self._missed.discard(name)
             try:
@@ -172,15 +174,15 @@ class Replay(DumpPlugin):
     def _value(self, name: str, place: str, value: Any, depth: int) -> Any:
         """`value` with its tensors replaced; the same object when none was."""
         if isinstance(value, torch.Tensor):
-            saved = self._saved(name, place)
-            return value if saved is None else self._put(f"{name}.{place}", saved, value)
+            saved = self._load_saved(name, place)
+            return value if saved is None else self._replace_value(f"{name}.{place}", saved, value)
         if depth >= MAX_DEPTH or value is None or isinstance(value, (str, bytes, int, float)):
             return value
         members = _members(value)
         changed = {k: new for k, v in members.items() if (new := self._value(name, f"{place}.{k}", v, depth + 1)) is not v}
         return _with(value, members, changed) if changed else value
 
-    def _saved(self, name: str, place: str) -> torch.Tensor | None:
+    def _load_saved(self, name: str, place: str) -> torch.Tensor | None:
         """The saved tensor, on the host; None with a warning when there is none that can be used."""
         step, rank = self._source
         try:
@@ -190,7 +192,7 @@ class Replay(DumpPlugin):
             if not isinstance(saved, torch.Tensor):
                 raise DumpFormatError(f"its file holds a {type(saved).__name__}, no tensor")
         except ProbeError as error:
-            self._say(f"{name}.{place}", f"the value of {name}.{place} is kept: {error}")
+            self._warn_once(f"{name}.{place}", f"the value of {name}.{place} is kept: {error}")
             return None
         return saved
 
@@ -201,15 +203,19 @@ class Replay(DumpPlugin):
         # a dump made without a process group does not know its rank
         return self._dump.path(step, rank if rank in ranks or len(ranks) > 1 or isinstance(ranks[0], int) else None)
 
-    def _put(self, place: str, saved: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
+    def _replace_value(self, place: str, saved: torch.Tensor, original: torch.Tensor) -> torch.Tensor:
         local = getattr(original, "to_local", None)
         current = original if local is None else local()
         same_shape = saved.shape == current.shape
         if not same_shape and local is not None:
-            self._say(place, f"{place} is kept: a part of a distributed tensor is {_kind(saved)} in the dump and {_kind(current)} here")
+            self._warn_once(
+                place, f"{place} is kept: a part of a distributed tensor is {_kind(saved)} in the dump and {_kind(current)} here"
+            )
             return original
         if not same_shape or saved.dtype != current.dtype:
-            self._say(place, f"{place} is {_kind(saved)} in the dump and {_kind(current)} here; it is replaced, the module may not take it")
+            self._warn_once(
+                place, f"{place} is {_kind(saved)} in the dump and {_kind(current)} here; it is replaced, the module may not take it"
+            )
         if not same_shape:
             return saved.to(current.device).requires_grad_(original.requires_grad and saved.is_floating_point())
         # a copy of the original with other contents: strides, distribution and the way of the gradient are those of the original
@@ -225,9 +231,9 @@ class Replay(DumpPlugin):
         if not self._active:
             return
         for name in sorted(self._missed):
-            self._say(name, f"{name}: no such call in this step. Is it the name that the dump has, and the module not compiled?")
+            self._warn_once(name, f"{name}: no such call in this step. Is it the name that the dump has, and the module not compiled?")
 
-    def _say(self, what: str, text: str) -> None:
+    def _warn_once(self, what: str, text: str) -> None:
         if what not in self._said:
             self._said.add(what)
             _log.warning("replay: %s", text)

@@ -55,17 +55,17 @@ class TensorSaver(BaseTensorSaver):
     ) -> None:
         super().__init__(store, faults, lose)
         self._backend = backend
-        self._cut = None if slices is None else slices.cut
+        self._cut = None if slices is None else slices.cut_tensor
         self._reduce = backend.reduce_unshielded if slices is None else slices.reduce
-        store.memory.allocators[PINNED] = _pinned
+        store.memory.allocators[PINNED] = _allocate_pinned
 
     def reduce(self, tensor: torch.Tensor) -> TensorRef:
         if _modes():
             with _no_function():
-                return self._take(tensor)
-        return self._take(tensor)
+                return self._save_tensor(tensor)
+        return self._save_tensor(tensor)
 
-    def _take(self, tensor: torch.Tensor) -> TensorRef:
+    def _save_tensor(self, tensor: torch.Tensor) -> TensorRef:
         ref = self._reduce(tensor)
         files = self._files
         if files is None:
@@ -166,7 +166,7 @@ def _tensor_of(payload: Payload) -> torch.Tensor:
         return made
 
 
-def _pinned(nbytes: int) -> tuple[memoryview, int, object]:
+def _allocate_pinned(nbytes: int) -> tuple[memoryview, int, object]:
     with quiet(), torch.inference_mode(False):
         memory = host_memory((nbytes,), torch.uint8)
     return memory.numpy().data, memory.data_ptr(), memory

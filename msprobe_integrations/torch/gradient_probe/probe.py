@@ -78,7 +78,7 @@ class GradientProbe(GradientUpdates):
             return
         self._off = False
         if optimizer is None and any(getattr(m, "optimizer", None) is not None and callable(getattr(m, "step", None)) for m in models):
-            self._follow(None, models)  # an engine that holds its optimizer
+            self._watch_gradients(None, models)  # an engine that holds its optimizer
         elif optimizer is None:
             if not self._undo:
                 self._undo.append(register_optimizer_step_pre_hook(self._before_any).remove)
@@ -121,18 +121,18 @@ class GradientProbe(GradientUpdates):
 
     def _watch(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
         """Hooks on this optimizer alone."""
-        if isinstance(optimizer, Optimizer) and not _flat(models) and self._held(optimizer):
+        if isinstance(optimizer, Optimizer) and not _flat(models) and self._find_updated_parameters(optimizer):
             self._undo.append(optimizer.register_step_pre_hook(self._before).remove)
             return
-        self._follow(optimizer, models)
+        self._watch_gradients(optimizer, models)
 
-    def _follow(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
+    def _watch_gradients(self, optimizer: Any, models: Sequence[nn.Module]) -> None:
         """Take gradients from where the framework of these objects keeps them."""
         watch, undo = watch_source(self, models, optimizer)
         self._sources.append(watch)
         self._undo.append(undo)
 
-    def _held(self, optimizer: Any) -> frozenset[int]:
+    def _find_updated_parameters(self, optimizer: Any) -> frozenset[int]:
         """Parameters of the models that this optimizer updates, by id."""
         groups = optimizer.param_groups
         size = sum(len(group["params"]) for group in groups)
@@ -144,10 +144,10 @@ class GradientProbe(GradientUpdates):
             if not mine:
                 self._resolve()
                 mine = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
-            self._holdings[optimizer] = known = (size, mine or self._linked(groups))
+            self._holdings[optimizer] = known = (size, mine or self._find_linked_parameters(groups))
         return known[1]
 
-    def _linked(self, groups: Sequence[dict[str, Any]]) -> frozenset[int]:
+    def _find_linked_parameters(self, groups: Sequence[dict[str, Any]]) -> frozenset[int]:
         """Parameters whose fp32 copy this optimizer updates: Megatron puts a link to it on the parameter."""
         copies = {id(p): p for group in groups for p in group["params"]}
         linked = set()
@@ -167,7 +167,7 @@ class GradientProbe(GradientUpdates):
 
     def _held_or_fail(self, optimizer: Any) -> bool:
         with self.faults.guard(PART):
-            return bool(self._held(optimizer))
+            return bool(self._find_updated_parameters(optimizer))
         return False
 
     def _before(self, optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
@@ -186,12 +186,12 @@ class GradientProbe(GradientUpdates):
                 return None
             step = self._open
 
-            def take() -> None:
+            def take_gradients() -> None:
                 if self._open is step:  # a closure may be called several times
                     with self.faults.guard(PART):
                         self._take_all(optimizer)
 
-            changed = after_closure(args, kwargs, take)
+            changed = after_closure(args, kwargs, take_gradients)
             if changed is not None:
                 return changed
             self._take_all(optimizer)
@@ -199,7 +199,7 @@ class GradientProbe(GradientUpdates):
 
     def _take_all(self, optimizer: Any) -> None:
         """The gradients that `optimizer` is going to use, and those that no other one holds."""
-        mine = self._held(optimizer)
+        mine = self._find_updated_parameters(optimizer)
         others = frozenset().union(*(held for o, (_, held) in self._holdings.items() if o is not optimizer))
         waits = False
         for key, name, parameter in self._parameters():

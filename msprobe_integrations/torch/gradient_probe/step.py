@@ -58,7 +58,7 @@ class GradientStep(step.GradientStep[TorchBackend]):
                 below = torch.zeros(len(self._bounds), dtype=torch.int64, device=data.device)
                 count_below(data, self._bounds, below)
                 below = self._to_host(below)
-            self._taken.append((name, tuple(data.shape), ref.row, packed, below, shard or _placed(gradient)))
+            self._taken.append((name, tuple(data.shape), ref.row, packed, below, shard or _format_placement(gradient)))
 
     def _to_host(self, tensor: torch.Tensor) -> torch.Tensor:
         """Where the values of `tensor` will be."""
@@ -114,7 +114,7 @@ class GradientStep(step.GradientStep[TorchBackend]):
         return write
 
 
-def _placed(gradient: torch.Tensor) -> str:
+def _format_placement(gradient: torch.Tensor) -> str:
     """``[lo, hi) of n`` for the local part of a DTensor that is one flat range of the whole, its placements when it is not, ``""``
     for a gradient that is whole."""
     placements = gradient.placements if is_dtensor(gradient) else ()  # type: ignore[attr-defined]

@@ -54,7 +54,7 @@ class _Observer(CollectiveObserver):
         probe = watch._probe
         super().__init__(
             probe.backend.reduce,
-            _nothing,
+            _reduce_nothing,
             is_on=watch.on,
             forget=probe.backend.forget,
             outputs=watch.outputs,
@@ -65,28 +65,28 @@ class _Observer(CollectiveObserver):
         self._watch = watch
 
     def _operator(self, operation: Operation) -> Open | None:
-        return self._sampled(operation.name, operation, operation.inputs)
+        return self._sample_tensors(operation.name, operation, operation.inputs)
 
     def _call(self, operation: Operation, call: DistributedCall, receives: int = 1) -> Open | None:
         inputs = operation.inputs
         if call.name == _BATCH:  # all messages of the call, not the first
             batch = call.args[0] if call.args else next(iter(call.kwargs.values()))
             inputs = [op.tensor for op in batch if op.op.__name__ == "isend"]
-        return self._sampled(call.name, operation, inputs, receives)
+        return self._sample_tensors(call.name, operation, inputs, receives)
 
-    def _sampled(self, name: str, operation: Operation, inputs: Sequence[torch.Tensor], receives: int = 1) -> Open | None:
+    def _sample_tensors(self, name: str, operation: Operation, inputs: Sequence[torch.Tensor], receives: int = 1) -> Open | None:
         watch, number = self._watch, self._number(name)
         site = watch.site(operation.caller if operation.caller is not None else sys._getframe())
         if not site.wanted:
-            return self._unrecorded(operation, receives)
+            return self._open_unrecorded(operation, receives)
         tags = operation.tags()
         group = group_label(tags.get("group_ranks"))
         if watch.stacks:
             watch.note(name, group, site)
-            return self._unrecorded(operation, receives)
+            return self._open_unrecorded(operation, receives)
         micro_step, rank = watch.micro_step(), watch.rank()
 
-        def put(when: str, i: int, tensor: torch.Tensor) -> None:
+        def add_sample(when: str, i: int, tensor: torch.Tensor) -> None:
             # a new object: rows are remembered per object and version, and what fills these buffers may raise no version
             ref = watch._probe.backend.reduce(tensor.detach())
             watch.add(ref, name, when, number, i, site, group, micro_step)
@@ -94,18 +94,18 @@ class _Observer(CollectiveObserver):
         # what lies in memory that another rank's broadcast comes to is no number of the training
         if watch.inputs and not ("broadcast" in name and tags.get("root", rank) != rank):
             for i, tensor in enumerate(inputs):
-                put("pre", i, tensor)
+                add_sample("pre", i, tensor)
         if not watch.outputs:
-            return self._unrecorded(operation, receives)
+            return self._open_unrecorded(operation, receives)
         outputs = operation.outputs
         if outputs is None:
-            return _Results([], _nothing, {}, {}, put=partial(put, "post"))
+            return _Results([], _reduce_nothing, {}, {}, put=partial(add_sample, "post"))
         if not outputs:
             return None
 
         def store() -> None:
             for i, tensor in enumerate(outputs):
-                put("post", i, tensor)
+                add_sample("post", i, tensor)
 
         return Open(outputs, store, {}, {}, receives)
 
@@ -126,5 +126,5 @@ class _Results(Open):
         self.put = put
 
 
-def _nothing(*_: Any) -> None:
+def _reduce_nothing(*_: Any) -> None:
     return None

@@ -20,7 +20,7 @@ from msprobe_integrations.torch.hooks.modules import ModuleHooks, Post, Pre
 from msprobe_integrations.torch.monitor import feature_math
 from msprobe_integrations.torch.statistics.pending import quiet
 from msprobe_integrations.torch.tensors.describe import resolve
-from msprobe_integrations.torch.tensors.devices import accelerator, capturing
+from msprobe_integrations.torch.tensors.devices import accelerator, is_any_capturing
 
 _graph_task: Callable[[], int] = torch._C._current_graph_task_id
 _KINDS = {
@@ -70,12 +70,12 @@ class LayerFeatures:
         self._taken.clear()
 
     def _before(self, family: str, named: Named, take: Callable[..., None]) -> Pre:
-        return lambda _module, args, kwargs: self._guarded(family, named, take, args, kwargs)
+        return lambda _module, args, kwargs: self._run_guarded(family, named, take, args, kwargs)
 
     def _after(self, family: str, named: Named, take: Callable[..., None]) -> Post:
-        return lambda _module, _args, _kwargs, result: self._guarded(family, named, take, result)
+        return lambda _module, _args, _kwargs, result: self._run_guarded(family, named, take, result)
 
-    def _guarded(self, family: str, named: Named, take: Callable[..., None], *seen: Any) -> None:
+    def _run_guarded(self, family: str, named: Named, take: Callable[..., None], *seen: Any) -> None:
         part = f"{family} of {named.name}"
         try:
             if self._sees(named, part):
@@ -88,7 +88,7 @@ class LayerFeatures:
     def _sees(self, named: Named, part: str) -> bool:
         if torch.compiler.is_compiling() or not self._side.on or not named.root.training:
             return False
-        if capturing():  # what is computed here would become a part of the user's graph
+        if is_any_capturing():  # what is computed here would become a part of the user's graph
             return False
         return _graph_task() == -1 and self._probe.faults.is_enabled(part)
 
@@ -114,7 +114,9 @@ class LayerFeatures:
             entropy, largest = feature_math.attention(q, k, self._settings.attention_layout)
         except ValueError as error:
             raise UsageError(f"attention feature of {named.name}: {error}; name the module that gets q and k (core attention)") from None
-        self._put("attention_hook", named, {"entropy": entropy, "softmax_max": largest}, micro_step=self._side.micro_step(named.chunk))
+        self._add_samples(
+            "attention_hook", named, {"entropy": entropy, "softmax_max": largest}, micro_step=self._side.micro_step(named.chunk)
+        )
 
     def _linear(self, named: Named, _args: Any, _kwargs: Any) -> None:
         if not self._once("linear_hook", named):
@@ -133,7 +135,7 @@ class LayerFeatures:
         norm, self._vectors[key] = feature_math.spectral_norm(weight, start, iterations)
         ratio = torch.linalg.vector_norm(weight.detach(), dtype=torch.float64 if weight.device.type == "cpu" else torch.float32) / norm
         found = {"sr": ratio, "kernel_norm": norm, "stable_rank": ratio.square()}
-        self._put("linear_hook", named, found, scope=_scope(parameter))
+        self._add_samples("linear_hook", named, found, scope=_scope(parameter))
 
     def _router_weight(self, named: Named, _args: Any, _kwargs: Any) -> None:
         if not self._once("moe_router_weight_hook", named):
@@ -142,7 +144,7 @@ class LayerFeatures:
         if parameter is None:
             raise UsageError(f"router feature of {named.name}: the module has no two-dimensional weight or wg")
         value = feature_math.similarity(_data(parameter, named))
-        self._put("moe_router_weight_hook", named, {"router_weight_similarity": value}, scope=_scope(parameter))
+        self._add_samples("moe_router_weight_hook", named, {"router_weight_similarity": value}, scope=_scope(parameter))
 
     def _router_logits(self, named: Named, result: Any) -> None:
         values = result if isinstance(result, (list, tuple)) else [result]
@@ -156,7 +158,7 @@ class LayerFeatures:
         if tokens:
             loads = feature_math.expert_load(logits, self._top(named), said)
             found |= dict(zip(("load_min_ratio", "load_max_ratio", "dead_experts"), loads))
-        self._put("moe_router_logit_hook", named, found, micro_step=self._side.micro_step(named.chunk))
+        self._add_samples("moe_router_logit_hook", named, found, micro_step=self._side.micro_step(named.chunk))
 
     def _top(self, named: Named) -> int:
         """Experts per token: from the router, the module around it, or their configurations; 1 when nobody says."""
@@ -173,7 +175,7 @@ class LayerFeatures:
         warn_once(f"experts per token {named.name}", f"monitor: {named.name} does not say how many experts a token goes to; taken for 1")
         return 1
 
-    def _put(self, family: str, named: Named, found: Mapping[str, torch.Tensor], *, micro_step: int = -1, scope: str = "") -> None:
+    def _add_samples(self, family: str, named: Named, found: Mapping[str, torch.Tensor], *, micro_step: int = -1, scope: str = "") -> None:
         for column, value in found.items():
             extra = {"column": column, "scope": scope} if scope else {"column": column}
             ref = self._probe.backend.reduce(value)

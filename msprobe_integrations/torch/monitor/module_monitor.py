@@ -15,7 +15,7 @@ from msprobe_integrations.torch.hooks import frames
 from msprobe_integrations.torch.hooks import nodes as node_hooks
 from msprobe_integrations.torch.hooks.backward import GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.hooks.modules import ModuleHooks, say_sealed
-from msprobe_integrations.torch.monitor.targets import named_modules, unwrapped
+from msprobe_integrations.torch.monitor.targets import named_modules, unwrap_model
 from msprobe_integrations.torch.monitor.tensors import TensorWatch
 
 if TYPE_CHECKING:
@@ -54,7 +54,7 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
         return list(named_modules(models))
 
     def _parameter_names(self, model: Any) -> list[str]:
-        return [name for name, _ in unwrapped(model).named_parameters()]
+        return [name for name, _ in unwrap_model(model).named_parameters()]
 
     def _counts(self) -> bool:
         return torch.is_grad_enabled() and _graph_task() == -1 and not torch.compiler.is_compiling()

@@ -133,7 +133,7 @@ class RerunOnAlert:
         first: Frame | None = None
         alerts: list[Alert] = []
         with probe.guard(_PART), torch.no_grad(), no_torch_function():
-            first, alerts = self._look()
+            first, alerts = self._judge_first_run()
         with probe.guard("agreement on a second run"), torch.no_grad(), no_torch_function():
             vote = self._highest(self._vote(alerts))  # also when something failed above: the other ranks wait for this one
         if not vote:
@@ -168,7 +168,7 @@ class RerunOnAlert:
                 else:
                     probe.scheduler.resume()
 
-    def _look(self) -> tuple[Frame, list[Alert]]:
+    def _judge_first_run(self) -> tuple[Frame, list[Alert]]:
         """What the first attempt has shown, and what is wrong with it."""
         probe = self._probe
         first = seen_so_far(probe, self._gradients(), self._loss_scale())

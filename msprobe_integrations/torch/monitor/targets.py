@@ -12,7 +12,7 @@ from msprobe_integrations.torch.hooks.compiled import ORIGINAL, has_call_boundar
 _FSDP1 = "FullyShardedDataParallel"
 
 
-def unwrapped(model: nn.Module) -> nn.Module:
+def unwrap_model(model: nn.Module) -> nn.Module:
     """The model inside of wrappers that hold it as their only child ``module`` (DDP, mixed precision, engines)."""
     while list(model._modules.keys()) == [OUTER] and model._modules[OUTER] is not None:
         inner = model._modules[OUTER]
@@ -24,7 +24,7 @@ def unwrapped(model: nn.Module) -> nn.Module:
 def named_modules(models: Sequence[nn.Module]) -> Iterator[Named]:
     """Every module of the models once, the model itself first; wrappers are left out."""
     for chunk, model in enumerate(models):
-        root = unwrapped(model)
+        root = unwrap_model(model)
         seals: list[str] = []
         for path, module in root.named_modules():
             sealed = any(path.startswith(seal) for seal in seals)

@@ -93,7 +93,7 @@ class TensorWatch:
         self._reduce = backend.reduce_unshielded
         self._late = DeferredSamples(backend.reduce)
         if "actv" in monitor.histograms:
-            self._take = self._take_with_histogram  # type: ignore[method-assign]
+            self._sample_tensors = self._sample_with_histogram  # type: ignore[method-assign]
         self._reduce_gradient: Callable[[torch.Tensor], TensorRef] = (
             self._gradient_with_histogram if "actv_grad" in monitor.histograms else self._late.reduce
         )
@@ -120,7 +120,7 @@ class TensorWatch:
 
     def _hooks(self, site: _Site) -> tuple[Pre, Post]:
         side, root, started, without, chunk = self._side, site.root, site.started, site.without, site.chunk
-        forward, backward, take = self._forward, self._backward, self._take
+        forward, backward, take = self._forward, self._backward, self._sample_tensors
         input_names, output_names = site.inputs, site.outputs
 
         def pre(_module: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
@@ -132,9 +132,9 @@ class TensorWatch:
                     return
                 if _modes():
                     with no_torch_function():
-                        begin(args, kwargs, again)
+                        record_inputs(args, kwargs, again)
                 else:
-                    begin(args, kwargs, again)
+                    record_inputs(args, kwargs, again)
             except RecursionError as error:
                 self._too_deep = error  # no call is left to tell of it here
                 side.on = False
@@ -142,7 +142,7 @@ class TensorWatch:
                 raise_of_training(error)
                 self._fail(error)
 
-        def begin(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
+        def record_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
             found = inputs_of(args, kwargs)
             names = [input_names[end] for end, _ in found]
             micro_step = side.micro_step(chunk)
@@ -157,9 +157,9 @@ class TensorWatch:
             try:
                 if _modes():
                     with no_torch_function():
-                        end(result)
+                        record_outputs(result)
                 else:
-                    end(result)
+                    record_outputs(result)
             except RecursionError as error:
                 self._too_deep = error
                 side.on = False
@@ -167,7 +167,7 @@ class TensorWatch:
                 raise_of_training(error)
                 self._fail(error)
 
-        def end(result: Any) -> None:
+        def record_outputs(result: Any) -> None:
             names, edges, micro_step, since = started.pop()
             again = _graph_task() != -1
             found = outputs_of(result)
@@ -180,11 +180,11 @@ class TensorWatch:
                     return
                 if again and without:
                     micro_step = without.popleft()
-                self._follow(chunk, micro_step, names, edges, ends, found, since)
+                self._watch_gradients(chunk, micro_step, names, edges, ends, found, since)
 
         return pre, post
 
-    def _take(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
+    def _sample_tensors(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
         reduce, append = self._reduce, self._probe.pipeline.samples.append
         for name, (_, tensor) in zip(names, found):
             ref = reduce(tensor)
@@ -192,15 +192,15 @@ class TensorWatch:
                 ref = self._late.reduce(tensor)
             append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, _NO_EXTRA)))
         if self._late:
-            self._late.settle(self._probe.pipeline.samples)
+            self._late.reduce_finished(self._probe.pipeline.samples)
 
-    def _take_with_histogram(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
+    def _sample_with_histogram(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
         for name, (_, tensor) in zip(names, found):
             ref = self._reduce(tensor)
             extra = self._histogram(tensor) if ref.row >= 0 else _NO_EXTRA
             self._probe.pipeline.samples.append(Sample("actv", name, ref, "", micro_step, chunk, extra))
 
-    def _follow(
+    def _watch_gradients(
         self, chunk: int, micro_step: int, names: list[str], edges: list[Edge | None], ends: list[str], found: Found, since: int
     ) -> None:
         if len(self._watches) >= MOST_OPEN:
@@ -220,7 +220,7 @@ class TensorWatch:
                     extra = self._rows.get(ref.row, _NO_EXTRA) if self._rows else _NO_EXTRA
                     samples.append(_new(Sample, ("actv_grad", name, ref, "", micro_step, chunk, extra)))
         if self._late:
-            self._late.settle(samples)
+            self._late.reduce_finished(samples)
 
     def _gradient_with_histogram(self, gradient: torch.Tensor) -> TensorRef:
         ref: TensorRef = self._late.reduce(gradient)
@@ -260,7 +260,7 @@ class DeferredSamples:
             self._met.append((ref, weakref.ref(tensor)))
         return ref
 
-    def settle(self, samples: list[Sample]) -> None:
+    def reduce_finished(self, samples: list[Sample]) -> None:
         """New samples were appended, and operations have ended that may have waited.
 
         Args:
@@ -283,6 +283,6 @@ class DeferredSamples:
 
     def end_step(self, samples: list[Sample]) -> None:
         """What is still on its way stays without numbers."""
-        self.settle(samples)
+        self.reduce_finished(samples)
         self._met.clear()
         self._waiting.clear()

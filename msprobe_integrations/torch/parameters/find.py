@@ -49,7 +49,7 @@ def engine_of(model: Any) -> Engine | None:
 
 
 @functools.cache
-def _registered() -> tuple[EntryPoint, ...]:
+def _load_entry_points() -> tuple[EntryPoint, ...]:
     """Of other packages. Read once: it takes the metadata of every installed package."""
     return tuple(entry_points(group=GROUP))
 
@@ -65,7 +65,7 @@ def find_source(probe: Probe, models: Sequence[nn.Module], optimizer: Any) -> Pa
     roots = dict.fromkeys(cls.__module__.partition(".")[0] for thing in (optimizer, *models) for cls in type(thing).__mro__)
     for root in roots:
         finders = [importlib.import_module(OURS[root]).find] if root in OURS else []
-        for find in [*finders, *(entry.load() for entry in _registered() if entry.name == root)]:
+        for find in [*finders, *(entry.load() for entry in _load_entry_points() if entry.name == root)]:
             found: ParameterSource | None = find(probe, models, optimizer)
             if found is not None:
                 return found

@@ -24,7 +24,7 @@ from msprobe_integrations.common.parameters.gradients import ACCUMULATED, CLIPPE
 from msprobe_integrations.common.parameters.source import Replicas
 from msprobe_integrations.patching import FunctionPatches
 from msprobe_integrations.requirements import MissingNameError, need, optional
-from msprobe_integrations.torch.monitor.targets import unwrapped
+from msprobe_integrations.torch.monitor.targets import unwrap_model
 from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
 from msprobe_integrations.torch.parameters.plain import PlainSource
 
@@ -64,7 +64,7 @@ def flat_handles(model: nn.Module) -> Iterator[tuple[str, Any, Any]]:
     Raises:
         MissingNameError: the handle is called otherwise.
     """
-    for path, module in unwrapped(model).named_modules():
+    for path, module in unwrap_model(model).named_modules():
         if type(module).__name__ == _FSDP and (handle := need(module, "_handle", for_=_PART)) is not None:
             yield plain(path), module, handle
 
@@ -96,7 +96,7 @@ class FlatSource(PlainSource):
         self.pieces = [piece for piece in self.pieces if id(piece.parameter) not in flat and id(piece.parameter) not in original]
         own = {id(p) for group in self._optimizer.param_groups for p in group["params"]}
         for chunk, model in enumerate(models):
-            numbers = layer_numbers(list(unwrapped(model).named_modules()))
+            numbers = layer_numbers(list(unwrap_model(model).named_modules()))
             for path, module, handle in flat_handles(model):
                 self._add(chunk, path, module, handle, own, numbers)
 
@@ -131,9 +131,9 @@ class FlatSource(PlainSource):
             return super().gradient(piece)
         flat = place.handle.flat_param
         if flat._params is not None and piece.parameter.grad is not None:
-            return self._shaped(piece, piece.parameter.grad.detach())
+            return self._reshape_piece(piece, piece.parameter.grad.detach())
         gradient = place.handle.sharded_grad
-        return None if gradient is None else self._shaped(piece, place.own(gradient.view(-1)))
+        return None if gradient is None else self._reshape_piece(piece, place.own(gradient.view(-1)))
 
     def value(self, piece: Piece) -> torch.Tensor | None:
         """This rank's part of the parameter."""
@@ -141,8 +141,8 @@ class FlatSource(PlainSource):
         if place is None:
             return super().value(piece)
         if place.handle.flat_param._params is not None:
-            return self._shaped(piece, piece.parameter.detach())
-        return self._shaped(piece, place.own(place.handle.flat_param))
+            return self._reshape_piece(piece, piece.parameter.detach())
+        return self._reshape_piece(piece, place.own(place.handle.flat_param))
 
     main = value
 
@@ -159,7 +159,7 @@ class FlatSource(PlainSource):
         found: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
             if tensor.shape == piece.parameter.shape:
-                part = self._shaped(piece, tensor.detach() if flat._params is not None else place.own(tensor))
+                part = self._reshape_piece(piece, tensor.detach() if flat._params is not None else place.own(tensor))
                 if part is not None:
                     found[name] = part
         return found
@@ -185,7 +185,7 @@ class FlatSource(PlainSource):
         return [] if group is None or dist.get_world_size(group) < 2 else [Replicas("dp", group, True)]
 
     @staticmethod
-    def _shaped(piece: Piece, tensor: torch.Tensor | None) -> torch.Tensor | None:
+    def _reshape_piece(piece: Piece, tensor: torch.Tensor | None) -> torch.Tensor | None:
         return tensor if tensor is None or piece.sharded else tensor.view(piece.shape)
 
     # moments

@@ -80,7 +80,7 @@ def _marks(parameter: Any) -> tuple[tuple[str, Any], ...]:
     return tuple(found)
 
 
-def recorded(infos: Iterable[ModuleInfo]) -> dict[str, Any]:
+def describe_parallel(infos: Iterable[ModuleInfo]) -> dict[str, Any]:
     """``parallel`` of dump.json: `layout` and `parameters`; ``{}`` when there is nothing to say."""
     found: dict[str, Any] = dict(layout())
     marked = parameters(infos)

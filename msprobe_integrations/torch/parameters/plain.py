@@ -25,7 +25,7 @@ from msprobe_integrations.common.parameters.updates import IN_NO_OPTIMIZER
 from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
-from msprobe_integrations.torch.monitor.targets import unwrapped
+from msprobe_integrations.torch.monitor.targets import unwrap_model
 from msprobe_integrations.torch.parameters.fsdp import UnshardedGradients
 from msprobe_integrations.torch.parameters.optimizer_states import numbers_of, updates_done
 from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_optimizer
@@ -66,7 +66,7 @@ class PlainSource:
         self._sync_is_last = True
         self._said = False
         self.pieces: list[Piece] = []
-        chosen = [entry for chunk, model in enumerate(models) for entry in self._chosen(chunk, model)]
+        chosen = [entry for chunk, model in enumerate(models) for entry in self._choose_parameters(chunk, model)]
         exchanges = probe.parameters.exchanges
         for ranks in sorted({dtensors.sharers(p) for _, p, _, _ in chosen if dtensors.is_dtensor(p)} - {()}):
             exchanges.of(ranks)
@@ -83,11 +83,11 @@ class PlainSource:
                 self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
         self._unsharded = UnshardedGradients(models, of)
 
-    def _chosen(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
+    def _choose_parameters(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
         own = {p for group in self._optimizer.param_groups for p in group["params"]}
         others = [inner_optimizer(other) for other in self._probe.parameters.optimizers]
         taken = {p for other in others for group in getattr(other, "param_groups", ()) for p in group["params"]} - own
-        root = unwrapped(model)
+        root = unwrap_model(model)
         numbers = layer_numbers(list(root.named_modules()))
         for path, parameter in root.named_parameters():
             name = plain(path)
@@ -175,7 +175,7 @@ class PlainSource:
         self._watch = watch
         watch.in_place = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         optimizer = self._optimizer
-        self._patches = UpdatePatches(watch, optimizer, [piece.parameter for piece in self.pieces], self._skipped)
+        self._patches = UpdatePatches(watch, optimizer, [piece.parameter for piece in self.pieces], self._report_skipped)
         if hasattr(optimizer, "register_step_pre_hook"):
             self._lasting.on_undo(optimizer.register_step_pre_hook(self._before).remove)
             self._lasting.on_undo(optimizer.register_step_post_hook(self._after).remove)
@@ -197,9 +197,9 @@ class PlainSource:
             if parameter in self._unsharded.covered or not parameter.requires_grad:
                 continue
             if monitor.micro_batch_gradients:
-                self._handles.append(parameter.register_hook(self._arriving(watch, piece)))
+                self._handles.append(parameter.register_hook(self._build_local_hook(watch, piece)))
             if monitor.unreduced_gradients:
-                self._handles.append(parameter.register_post_accumulate_grad_hook(self._accumulated(watch, piece)))
+                self._handles.append(parameter.register_post_accumulate_grad_hook(self._build_accumulated_hook(watch, piece)))
 
     def shut(self) -> None:
         self._unsharded.close()
@@ -214,7 +214,7 @@ class PlainSource:
             self._patches.close()
         self._watch = None
 
-    def _arriving(self, watch: ParameterSampler, piece: Piece) -> Callable[[torch.Tensor], None]:
+    def _build_local_hook(self, watch: ParameterSampler, piece: Piece) -> Callable[[torch.Tensor], None]:
         faults = self._probe.faults
 
         def hook(gradient: torch.Tensor) -> None:
@@ -228,7 +228,7 @@ class PlainSource:
 
         return hook
 
-    def _accumulated(self, watch: ParameterSampler, piece: Piece) -> Callable[[torch.Tensor], None]:
+    def _build_accumulated_hook(self, watch: ParameterSampler, piece: Piece) -> Callable[[torch.Tensor], None]:
         module = self._ddp.get(piece.parameter)
         faults = self._probe.faults
 
@@ -295,7 +295,7 @@ class PlainSource:
                 found = getattr(optimizer, "found_inf", None)  # a fused update skips on the device
                 self._watch.after_step(found if isinstance(found, torch.Tensor) else False)
 
-    def _skipped(self) -> None:
+    def _report_skipped(self) -> None:
         self._enter()
         if self._watch is not None:
             with self._watch.guard(_PART):

@@ -101,7 +101,7 @@ class UpdatePatches:
 
     def _clip_with_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         with self._watch.guard(_PART):
-            parameters = _listed(parameters)
+            parameters = _as_list(parameters)
             if self._clips(parameters):
                 self._note_norm(parameters, kwargs["total_norm"] if "total_norm" in kwargs else args[1] if len(args) > 1 else None)
         return following(parameters, *args, **kwargs)
@@ -109,7 +109,7 @@ class UpdatePatches:
     def _clip_norm(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         concerned = False
         with self._watch.guard(_PART):
-            parameters = _listed(parameters)
+            parameters = _as_list(parameters)
             concerned = self._clips(parameters)
         result = following(parameters, *args, **kwargs)
         if concerned:
@@ -119,7 +119,7 @@ class UpdatePatches:
 
     def _clip_value(self, following: Any, parameters: Any, *args: Any, **kwargs: Any) -> Any:
         with self._watch.guard(_PART):
-            parameters = _listed(parameters)
+            parameters = _as_list(parameters)
             self._clips(parameters)
         return following(parameters, *args, **kwargs)
 
@@ -147,7 +147,7 @@ def _scalers(method: str) -> list[Any]:
     return found
 
 
-def _listed(parameters: Any) -> Any:
+def _as_list(parameters: Any) -> Any:
     """As torch does it: one tensor is a list of one, and a generator can be read only once."""
     if isinstance(parameters, torch.Tensor):
         return [parameters]

@@ -153,14 +153,14 @@ class _Watch:
     def _wrapper(self, group: str, name: str, always: bool) -> Callable[[Any], Any]:
         def wrap(original: Any) -> Any:
             @functools.wraps(original)
-            def drawing(*args: Any, **kwargs: Any) -> Any:
+            def draw(*args: Any, **kwargs: Any) -> Any:
                 if torch.compiler.is_compiling() or torch._C._get_tracing_state() is not None:
                     return original(*args, **kwargs)
                 own = kwargs.get("generator") is not None
                 if self.seed is not None and not own:
                     self._start_over(group)
                 if always:
-                    self._note(name)
+                    self._log_call(name)
                     before = None
                 else:
                     before = _states() if self.log is not None else None
@@ -168,11 +168,11 @@ class _Watch:
                     return original(*args, **kwargs)
                 finally:
                     if before is not None and before != _states():
-                        self._note(name)
+                        self._log_call(name)
                     if self.seed is not None and not own:
                         self._start_over(group)  # what draws without being wrapped finds the same state too
 
-            return drawing
+            return draw
 
         return wrap
 
@@ -180,13 +180,13 @@ class _Watch:
         @functools.wraps(original)
         def default_rng(seed: Any = None) -> Any:
             if seed is None:  # else from the system's entropy, which no seed reaches
-                self._note("numpy_random.default_rng")
+                self._log_call("numpy_random.default_rng")
                 seed = self.seed
             return original(seed)
 
         return default_rng
 
-    def _note(self, name: str) -> None:
+    def _log_call(self, name: str) -> None:
         log = self.log
         if log is None:
             return

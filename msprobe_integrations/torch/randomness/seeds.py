@@ -139,7 +139,7 @@ def remove() -> None:
     if _patches:
         return
     for name in _FUNCTIONS:
-        _patches.wrap(functional, name, _passing)
+        _patches.wrap(functional, name, _disable_dropout)
     _patches.wrap(functional, "scaled_dot_product_attention", _attention)
     for name in RECURRENT:
         _patches.wrap(torch._VF, name, _recurrent)
@@ -151,17 +151,17 @@ def restore() -> None:
     _patches.undo()
 
 
-def _passing(original: Any) -> Any:
+def _disable_dropout(original: Any) -> Any:
     @functools.wraps(original)
-    def passing(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
+    def call_without_dropout(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Any:
         if p < 0.0 or p > 1.0:
             raise ValueError(f"dropout probability has to be between 0 and 1, but got {p}")
         return original(input, p=0.0, training=training, inplace=inplace)
 
-    return compiled_as(passing, _unchanged)
+    return compiled_as(call_without_dropout, _return_input)
 
 
-def _unchanged(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001
+def _return_input(input: Tensor, p: float = 0.5, training: bool = True, inplace: bool = False) -> Tensor:  # noqa: ARG001
     """What a compiled dropout becomes."""
     return input
 

@@ -52,7 +52,7 @@ class RankWatch:
         self._pending: deque[tuple[int, RowMerge]] = deque()
         self._all = range(len(self._ranks) * len(self._names))
         self._told: set[str] = set()
-        self._gradients = Watch(LayoutCache(), _unreduced)
+        self._gradients = Watch(LayoutCache(), _select_unreduced)
         self.failed = ""
 
     def on_frame(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
@@ -118,7 +118,7 @@ class RankWatch:
         return math.nan if view is None else math.sqrt(float(view.table.squares[view.places].sum()))
 
 
-def _unreduced(sample: Sample) -> str | None:
+def _select_unreduced(sample: Sample) -> str | None:
     return sample.family if sample.family == "grad_unreduced" and sample.micro_step < 0 else None
 
 

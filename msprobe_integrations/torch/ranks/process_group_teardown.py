@@ -25,8 +25,8 @@ def before_ranks_end(action: Callable[[], Any]) -> Callable[[], None]:
     for patch in patches:
         patch.add(destroy)
 
-    def end() -> None:
+    def remove_patches() -> None:
         for patch in patches:
             patch.discard(destroy)
 
-    return end
+    return remove_patches

@@ -24,26 +24,26 @@ class ComputingTypes:
         """Parameters and policies of models, and the region of autocast that we may be in."""
         for model in models:
             for parameter in model.parameters():
-                self._note(parameter.dtype, "parameters")
+                self._record_dtype(parameter.dtype, "parameters")
             for module in model.modules():
-                self._note(_of_policy(module), "FSDP")
+                self._record_dtype(_of_policy(module), "FSDP")
             for device in {parameter.device.type for parameter in model.parameters()} - {"meta"}:
                 if torch.is_autocast_enabled(device):
-                    self._note(torch.get_autocast_dtype(device), "autocast")
+                    self._record_dtype(torch.get_autocast_dtype(device), "autocast")
         if not self._patches:
-            self._patches.add(torch.autocast, "__enter__", self._entered)
+            self._patches.add(torch.autocast, "__enter__", self._record_autocast)
 
     def close(self) -> None:
         """Watch no longer."""
         self._patches.close()
 
-    def _entered(self, following: Any, region: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record_autocast(self, following: Any, region: Any, *args: Any, **kwargs: Any) -> Any:
         with suppress_faults():
             if getattr(region, "_enabled", False):
-                self._note(getattr(region, "fast_dtype", None), "autocast")
+                self._record_dtype(getattr(region, "fast_dtype", None), "autocast")
         return following(region, *args, **kwargs)
 
-    def _note(self, dtype: Any, where: str) -> None:
+    def _record_dtype(self, dtype: Any, where: str) -> None:
         if isinstance(dtype, torch.dtype) and dtype.is_floating_point:
             self._found.setdefault(str(dtype).rpartition(".")[2], where)
 

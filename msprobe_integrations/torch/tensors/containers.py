@@ -33,14 +33,14 @@ def opened(value: Any) -> dict[str, Any] | None:
         return {name: vars(value)[name] for name in attributes if name in vars(value)}
     node = _pytree.SUPPORTED_NODES.get(kind)
     if node is not None and kind.__module__ not in ("builtins", "collections"):
-        return _registered(value, node)
+        return _open_registered(value, node)
     return None
 
 
 tensors_in = finder(torch.Tensor, opened)
 
 
-def _registered(value: Any, node: Any) -> dict[str, Any]:
+def _open_registered(value: Any, node: Any) -> dict[str, Any]:
     if node.flatten_with_keys_fn is not None:
         keyed, _ = node.flatten_with_keys_fn(value)
         return {_key(key): child for key, child in itertools.islice(keyed, MOST_ITEMS)}

@@ -32,7 +32,7 @@ def is_capturing(kind: str) -> bool:
     return bool(getattr(getattr(torch, kind, None), "is_current_stream_capturing", bool)())
 
 
-def capturing() -> bool:
+def is_any_capturing() -> bool:
     """`is_capturing` for any of the devices that this process uses."""
     return any(is_capturing(kind) for kind, _ in in_use())
 

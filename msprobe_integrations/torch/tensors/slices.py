@@ -64,7 +64,7 @@ class Slices:
             self._known[key] = _part(self._items, key)
         return self._known[key]
 
-    def cut(self, data: torch.Tensor) -> torch.Tensor:
+    def cut_tensor(self, data: torch.Tensor) -> torch.Tensor:
         """The part of `data` (a plain tensor, as `describe.resolve` gives it) that was reduced, as a view; the same object when it stays
         whole."""
         part = self.part(data.shape) if self._items else None

@@ -105,10 +105,10 @@ class UninitializedMemory:
             key = _storage(tensor)
             known = self.known
 
-            def gone(_: Any) -> None:
+            def forget_tensor(_: Any) -> None:
                 known.pop(key, None)
 
-            made = (weakref.ref(tensor, gone), tensor._version)
+            made = (weakref.ref(tensor, forget_tensor), tensor._version)
             known[key] = _Buffer([made], id(frame), frame.f_code if frame is not None else None)
 
     def alias(self, tensor: torch.Tensor) -> None:

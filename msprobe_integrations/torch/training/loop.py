@@ -21,7 +21,7 @@ from msprobe_integrations.autoload import request
 from msprobe_integrations.common.shutdown import at_exit, signal_shutdown, trackers_end
 from msprobe_integrations.torch.gradient_probe.probe import GradientProbe
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-from msprobe_integrations.torch.monitor.targets import unwrapped
+from msprobe_integrations.torch.monitor.targets import unwrap_model
 from msprobe_integrations.torch.parameters.find import OURS
 
 _log = get_logger()
@@ -74,7 +74,7 @@ class LoopObserver:
         """Scalars that the framework knows at the end of a step; tensors are fine. What the loop itself reports counts more."""
         return {}
 
-    def finished(self) -> bool:
+    def is_step_done(self) -> bool:
         """Has the step in progress been done, although nobody has said that it is over? For loops whose steps end with the next."""
         return False
 
@@ -214,16 +214,16 @@ class LoopObserver:
 
     def end_finished_step(self) -> None:
         """The program closes its tracker's run: a step that has been done ends here, not with a next one."""
-        if self._open and self.finished():
+        if self._open and self.is_step_done():
             self.end()
 
     def close(self) -> None:
-        """Take everything off and finish the files. A step that is open was cut off, unless `finished` says that it has all it needs."""
+        """Take everything off and finish the files. A step that is open was cut off, unless `is_step_done` says it has all it needs."""
         probe = self.probe or self._failed
         try:
             if self._open:
                 with self.safely("closing"):
-                    self.end(complete=self.finished())
+                    self.end(complete=self.is_step_done())
             ends = [self._let_go, self.leave_loop]
             if self._gradients is not None:
                 ends.append(self._gradients.close)
@@ -288,7 +288,7 @@ class LoopGradients:
             optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
             inner = [one if isinstance(one, Optimizer) or _of_a_framework(one) else getattr(one, "optimizer", one) for one in optimizers]
             if optimizers and all(isinstance(one, Optimizer) for one in inner):
-                modules = [unwrapped(module) for module in modules]  # names without wrappers; others need what wraps them
+                modules = [unwrap_model(module) for module in modules]  # names without wrappers; others need what wraps them
                 optimizers = inner
             if modules:
                 probe.monitor(modules if len(modules) > 1 else modules[0], optimizers or None)

@@ -77,7 +77,7 @@ class TrainerObserver(LoopObserver):
         probe.pipeline.rank_info.update(engine.place)
         probe.attach([engine.module], engine.optimizer, find=engine.find)
 
-    def updated(self, step: int) -> bool:
+    def has_updated(self, step: int) -> bool:
         """Has the step in progress had its update? `step`: updates that the Trainer has counted."""
         return self.in_step and step + self._offset > self.step
 
@@ -119,7 +119,7 @@ class TrainerObserver(LoopObserver):
         training of this process."""
         with self.safely("end of training"):
             if self.in_step:
-                self.end(complete=self.finished())
+                self.end(complete=self.is_step_done())
             if self.probe is not None:
                 self.probe.drain()
 
@@ -133,7 +133,7 @@ def number(value: Any) -> Any:
         return value.detach().clone() if isinstance(value, torch.Tensor) else value
 
 
-def failed(observer: LoopObserver | None, what: str, error: BaseException) -> None:
+def report_fault(observer: LoopObserver | None, what: str, error: BaseException) -> None:
     """A fault of ours outside of everything that the observer guards: said once.
 
     Raises:
@@ -162,7 +162,7 @@ def quietly(observer: LoopObserver | None, what: str, method: str, *args: Any) -
             getattr(observer, method)(*args)
     except Exception as error:
         raise_of_training(error)
-        failed(observer, what, error)
+        report_fault(observer, what, error)
 
 
 def one_pass(observer: TrainerObserver | None, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -182,13 +182,13 @@ def isolated(method: Hook) -> Hook:
             method(self, *args, **kwargs)
         except Exception as error:
             raise_of_training(error)
-            failed(self.observer, method.__name__, error)
+            report_fault(self.observer, method.__name__, error)
 
     return call  # type: ignore[return-value]  # hooks of Trainers return nothing
 
 
 @contextmanager
-def saving(whose: str, save: Callable[[], object]) -> Iterator[None]:
+def save_before_stop(whose: str, save: Callable[[], object]) -> Iterator[None]:
     """Around the end of a step: where it ends the training (``on_alert.stop``), a checkpoint is saved first, on all ranks alike."""
     try:
         yield
@@ -208,7 +208,7 @@ def shielded(what: str, manager: Callable[[], AbstractContextManager[Any]], obse
         stack.enter_context(manager())
     except Exception as error:
         raise_of_training(error)
-        failed(observer, what, error)
+        report_fault(observer, what, error)
     try:
         yield
     except BaseException as error:
@@ -224,10 +224,10 @@ def _leave(stack: ExitStack, what: str, observer: LoopObserver | None, raised: B
     except Exception as error:
         raise_of_training(error)
         if error is not raised:
-            failed(observer, what, error)
+            report_fault(observer, what, error)
 
 
-def excluded(observer: LoopObserver, owner: Any, *names: str) -> list[Callable[[], None]]:
+def exclude_methods(observer: LoopObserver, owner: Any, *names: str) -> list[Callable[[], None]]:
     """Nothing is seen inside of these methods: evaluation, prediction, checkpoints. Returns what puts them back."""
 
     def around(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:

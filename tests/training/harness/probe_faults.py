@@ -191,11 +191,11 @@ _ENTRIES = (
     *("Capture._before_optimizer", "Capture._after_optimizer", "PlainSource._before", "PlainSource._after"),
     *(
         "FunctionPatch._through",
-        "Handles._tell",
+        "Handles._notify_observers",
         "Writer._run",
         "StalledRule._watch",
         "SignalShutdown._listen",
-        "_isolated",
+        "_guard_observer",
         "before_import",
     ),
     *("LoopObserver.close", "PlainObserver.close", "EngineObserver.close", "TorchProbe.close"),

@@ -79,7 +79,7 @@ class PlainObserver(LoopObserver):
 
     # what is there
 
-    def trained(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
+    def begin_pass(self, modules: Sequence[nn.Module]) -> list[nn.Module]:
         """A training pass of `modules` begins. Returns whose calls are to be told: these, and the models that were found."""
         self._called += [weakref.ref(m) for m in modules if all(m is not known() for known in self._called)]
         if self.probe is not None and not self._stale and all(any(m in model.modules() for model in self.models) for m in modules):
@@ -145,8 +145,8 @@ class PlainObserver(LoopObserver):
             if over:
                 self.end()
             if not self.in_step:
-                self._begin()
-            self._rule.passed()
+                self._begin_step()
+            self._rule.count_pass()
         elif not self._stack:
             if over:
                 self.end()
@@ -157,10 +157,10 @@ class PlainObserver(LoopObserver):
         self._come_back()
         if self._is_over():
             self.end()
-            self._begin()
+            self._begin_step()
         elif self._without_graph and not self.in_step:
-            self._begin()
-        self._rule.passed()
+            self._begin_step()
+        self._rule.count_pass()
         if not self._stack:
             with self.safely("kept gradients"):
                 self._kept.backward()
@@ -170,7 +170,7 @@ class PlainObserver(LoopObserver):
         """Passes inside of an update (an optimizer that evaluates its closure) belong to it: to another step than its last update."""
         return self.in_step and self._rule.over and (not self._stack or not self._rule.first(self._stack[0]))
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         if self._stale or any(_size(optimizer) != self._sizes[id(optimizer)] for optimizer in self._optimizers):
             self._look_again()
             for model in self.models:
@@ -202,7 +202,7 @@ class PlainObserver(LoopObserver):
 
     # loss
 
-    def scaled(self, loss: torch.Tensor, result: torch.Tensor) -> None:
+    def record_scaled_loss(self, loss: torch.Tensor, result: torch.Tensor) -> None:
         """A loss scaler has made `result` of `loss`."""
         with _no_function(), torch.no_grad():
             self._scaled = weakref.ref(result), loss.detach()
@@ -240,14 +240,14 @@ class PlainObserver(LoopObserver):
 
     def loss_scale(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to step an optimizer."""
-        if self._followed(inner_optimizer(optimizer)):
+        if self._is_followed(inner_optimizer(optimizer)):
             with suppress(MissingNameError), _no_function(), torch.no_grad():
                 scale = need(scaler, "_scale", for_="scalar loss_scale")
                 self.note({"loss_scale": scale.clone()} if isinstance(scale, torch.Tensor) else {})
 
     # updates
 
-    def _followed(self, optimizer: Any) -> bool:
+    def _is_followed(self, optimizer: Any) -> bool:
         return id(optimizer) in self._sizes
 
     def optimizer_made(self) -> None:
@@ -287,7 +287,7 @@ class PlainObserver(LoopObserver):
     def left_out(self, optimizer: Any) -> None:
         """A scaler was asked for an update, and made none."""
         inner = inner_optimizer(optimizer)
-        if self._followed(inner):
+        if self._is_followed(inner):
             self._note_rate(inner)
             self._count(id(inner), 1.0)
 
@@ -345,11 +345,11 @@ class PlainObserver(LoopObserver):
                 self.probe.drain()
 
     def end_finished_step(self) -> None:
-        if self.in_step and self.finished():
+        if self.in_step and self.is_step_done():
             self._come_back()
             self.end()
 
-    def finished(self) -> bool:
+    def is_step_done(self) -> bool:
         """A step ends when the next one begins; the last one has all it needs with its updates."""
         return self._rule.begun
 

@@ -20,11 +20,11 @@ def parameters_of(optimizers: Iterable[Any], models: Iterable[nn.Module] = ()) -
     for optimizer in optimizers:
         held = [p for group in optimizer.param_groups for p in group["params"]]
         ids += [id(p) for p in held]
-        ids += [id(p) for model in models for p in _copied(held, model)]
+        ids += [id(p) for model in models for p in _find_copied_parameters(held, model)]
     return {key: at for at, key in enumerate(dict.fromkeys(ids))}
 
 
-def _copied(held: Sequence[torch.Tensor], model: nn.Module) -> list[torch.Tensor]:
+def _find_copied_parameters(held: Sequence[torch.Tensor], model: nn.Module) -> list[torch.Tensor]:
     """The parameters of a model in 16 bits, where an optimizer holds a float32 copy of each that is in no module: the program casts them
     back after every update."""
     short: list[torch.Tensor] = [p for p in model.parameters() if p.requires_grad and p.is_floating_point() and p.element_size() == 2]

@@ -11,7 +11,7 @@ import torch
 from torch import nn
 
 from msprobe_integrations.torch.hooks.compiled import ORIGINAL, is_wrapper
-from msprobe_integrations.torch.monitor.targets import unwrapped
+from msprobe_integrations.torch.monitor.targets import unwrap_model
 
 _NAME = "_compiled_call_impl"
 """Where ``module.compile()`` puts what is called in place of the hooks and ``forward``; a copy of the module does not have it."""
@@ -31,7 +31,7 @@ class ModuleCallInterceptor:
     """
 
     def __init__(self, module: nn.Module, enters: Callable[[nn.Module, nn.Module], None], leaves: Callable[[int], None]) -> None:
-        inner = unwrapped(module)
+        inner = unwrap_model(module)
         compiled = inner._modules[ORIGINAL] if is_wrapper(inner) else None  # modules are never asked whether they are true: some raise
         self._inner = weakref.ref(inner if compiled is None else compiled)
         self._module = weakref.ref(module)

@@ -27,7 +27,7 @@ class StepBoundary:
         self._given_up &= found
         self.expected = found - self._given_up
 
-    def passed(self) -> None:
+    def count_pass(self) -> None:
         """A training pass of the step has begun."""
         self._passes += 1
 

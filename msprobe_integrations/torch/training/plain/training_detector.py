@@ -73,7 +73,7 @@ class TrainingDetector:
             sight = cls.current = cls()
             sight._watch_making()
             this = weakref.ref(sight)
-            os.register_at_fork(after_in_child=lambda: _forked(this()))
+            os.register_at_fork(after_in_child=lambda: _reset_after_fork(this()))
         return cls.current
 
     @property
@@ -83,9 +83,9 @@ class TrainingDetector:
     # optimizers
 
     def _watch_making(self) -> None:
-        self._patch(self._undo, shared_patch(optim.Optimizer, "__init__"), self._making)
+        self._patch(self._undo, shared_patch(optim.Optimizer, "__init__"), self._watch_creation)
 
-    def _making(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _watch_creation(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(optimizer, *args, **kwargs)
         with self._safely():
             report.tell("optimizer", type(optimizer).__name__)
@@ -96,14 +96,14 @@ class TrainingDetector:
                 ]
             if all(ref() is not optimizer for ref in self._made):
                 self._made = [ref for ref in self._made if ref() is not None] + [weakref.ref(optimizer)]
-            self.look()
+            self.start_looking()
             if self.observer is not None:
                 self.observer.optimizer_made()
         return result
 
     # the models, as long as they are looked for
 
-    def look(self) -> None:
+    def start_looking(self) -> None:
         """Look for models from the next call on."""
         self._held = {}
         self._others.clear()
@@ -111,20 +111,20 @@ class TrainingDetector:
             return
         if not self._looking:
             self._looking = True
-            self._module_patch().add(self._called)
+            self._module_patch().add(self._intercept_call)
             after_import(_SCHEDULES, self._watch_schedules)
 
     def look_no_longer(self) -> None:
         """All models are known."""
         if self._looking:
             self._looking = False
-            self._module_patch().discard(self._called)
+            self._module_patch().discard(self._intercept_call)
 
     @staticmethod
     def _module_patch() -> FunctionPatch:
         return shared_patch(nn.Module, "__call__")
 
-    def _called(self, following: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
+    def _intercept_call(self, following: Any, module: nn.Module, *args: Any, **kwargs: Any) -> Any:
         """A call from outside of any call that is looked at."""
         if (
             self.stood_back
@@ -137,7 +137,7 @@ class TrainingDetector:
         with self._safely():
             if id(module) not in self._entries and torch.is_grad_enabled() and self._trains(module):
                 if module.training:
-                    self.found([module])
+                    self.follow_modules([module])
                 else:
                     self._evaluated = type(module).__name__
                     report.tell("evaluation", self._evaluated)
@@ -163,7 +163,7 @@ class TrainingDetector:
         """Calls inside are no calls of the loop."""
         with self._safely():
             self._inside.append(id(module))
-            self._module_patch().discard(self._called)
+            self._module_patch().discard(self._intercept_call)
         try:
             yield
         finally:
@@ -177,7 +177,7 @@ class TrainingDetector:
         if len(self._inside) > 1:
             return False
         if self._looking:
-            self._module_patch().discard(self._called)
+            self._module_patch().discard(self._intercept_call)
         return True
 
     def _leaves(self, key: int) -> None:
@@ -189,9 +189,9 @@ class TrainingDetector:
         if key in self._inside:
             del self._inside[self._inside.index(key) :]
         if not self._inside and self._looking:
-            self._module_patch().add(self._called)
+            self._module_patch().add(self._intercept_call)
 
-    def found(self, modules: Sequence[nn.Module]) -> None:
+    def follow_modules(self, modules: Sequence[nn.Module]) -> None:
         """A training pass of these begins: follow them."""
         if self.observer is None:
             from msprobe_integrations.torch.training.plain.loop import claim
@@ -200,8 +200,8 @@ class TrainingDetector:
             if self.observer is None:
                 self.stand_back()
                 return
-            self._follow()
-        for model in self.observer.trained(modules):
+            self._install_patches()
+        for model in self.observer.begin_pass(modules):
             self.add_entry(model)
 
     def forget_what_is_gone(self) -> None:
@@ -235,7 +235,7 @@ class TrainingDetector:
 
     # what else a training does
 
-    def _follow(self) -> None:
+    def _install_patches(self) -> None:
         on = self._following
         self._patch(on, shared_patch(torch.autograd, "backward"), self._backward)
         for scaler in {getattr(torch.amp, "GradScaler", None), torch.cuda.amp.GradScaler} - {None}:
@@ -261,7 +261,7 @@ class TrainingDetector:
         result = following(scaler, outputs, *args, **kwargs)
         with self._safely():
             if self.observer is not None and isinstance(result, torch.Tensor) and isinstance(outputs, torch.Tensor):
-                self.observer.scaled(outputs, result)
+                self.observer.record_scaled_loss(outputs, result)
         return result
 
     def _scaler_step(self, following: Any, scaler: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
@@ -325,7 +325,7 @@ class TrainingDetector:
             modules = [stage.submod for stage in stages]
             training = torch.is_grad_enabled() and getattr(schedule, "_has_backward", True)
             if training and not all(id(m) in self._entries for m in modules) and any(map(self._trains, modules)):
-                self.found(modules)
+                self.follow_modules(modules)
             elif self.observer is not None:
                 self.observer.forward(training=training, graph=training)
             if self.observer is not None and training:
@@ -376,7 +376,7 @@ class TrainingDetector:
             get_logger().error("the training is not followed, it goes on: %s: %s", type(error).__name__, error)
 
 
-def _forked(sight: TrainingDetector | None) -> None:
+def _reset_after_fork(sight: TrainingDetector | None) -> None:
     """A forked child of a training is none (a worker of a data loader). One that makes an optimizer itself is."""
     if sight is None or sight.stood_back:
         return
