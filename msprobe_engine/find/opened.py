@@ -66,9 +66,9 @@ class Opened:
 
     def __repr__(self) -> str:
         from msprobe_engine.formats.dump.layout import DUMP
-        from msprobe_engine.formats.run.overview import look
+        from msprobe_engine.formats.run.overview import read_overview
 
-        said = [str(self.path)] if self.path.is_file() or self.path.name == DUMP else [look(self.path).text()]
+        said = [str(self.path)] if self.path.is_file() or self.path.name == DUMP else [read_overview(self.path).text()]
         return "\n".join([*said, *(f"finding {file}: {found.get('headline')}" for file, found in self.findings.items())])
 
     def _repr_html_(self) -> str:

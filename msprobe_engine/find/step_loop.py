@@ -144,7 +144,7 @@ class StepLoop:
         for walker in alike.values():
             if unsaid := call_facts.one_sided_collectives(walker):
                 template = "{0} against {1}: the ranks or the reduction of {2} collectives are said on one side only, the first is {3}"
-                walker.side.say(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
+                walker.side.add_problem(Sentence(template, walker.side.path, walker.golden.side.path, f"{len(unsaid):,}", unsaid[0]))
         if not self._facts:
             self._facts = suspects.of_facts(step, walked)
 

@@ -47,7 +47,7 @@ def both(earlier: str, later: str) -> str:
     return "+".join(list(dict.fromkeys(code for one in (earlier, later) for code in one.split("+") if code))[:_MOST])
 
 
-def checked(value: object) -> str:
+def parse_causes(value: object) -> str:
     """What a file gives as causes; empty when it can be none."""
     return value if isinstance(value, str) and _CODES.fullmatch(value) else ""
 

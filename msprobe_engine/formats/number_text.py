@@ -12,7 +12,7 @@ import numpy.typing as npt
 
 
 @lru_cache(maxsize=1)
-def compiled() -> ModuleType | None:
+def load_native() -> ModuleType | None:
     """The compiled module, ready for use; None where it was not built."""
     try:
         module = importlib.import_module("msprobe_engine.native._tabletext")
@@ -32,7 +32,7 @@ def texts(values: npt.NDArray[np.float64], where: npt.NDArray[np.bool_], suffix:
         where: bool (n,); elsewhere stands `other`.
         suffix: ASCII.
     """
-    module = compiled()
+    module = load_native()
     if module is None:
         return [f"{value!r}{suffix}" if chosen else other for value, chosen in zip(values.tolist(), where.tolist())]
     found: list[Any] = module.texts(np.ascontiguousarray(values, np.float64), np.ascontiguousarray(where, bool), suffix.encode(), other)

@@ -135,7 +135,7 @@ def say_contradictions(target: DumpTable, golden: DumpTable, rows: Sequence[tupl
     if not len(found):
         return False
     template = "{0} against {1}: the statistics of {2} rows contradict their checksums, which are equal and count; the first is {3}"
-    target.say(Sentence(template, target.path, golden.path, f"{len(found):,}", target.name[same[found[0]][0]]))
+    target.add_problem(Sentence(template, target.path, golden.path, f"{len(found):,}", target.name[same[found[0]][0]]))
     return True
 
 

@@ -154,7 +154,7 @@ def say_unsearched(side: DumpTable) -> None:
     counted = side.nans.keys() | side.infs.keys()
     ops = dict.fromkeys(side.op[row] for row in rows if row not in counted and not _is_empty(side.shape[row]))
     if ops:
-        side.say(Sentence(UNSEARCHED, side.path, f"{len(ops):,}", side.ops[next(iter(ops))][:120]))
+        side.add_problem(Sentence(UNSEARCHED, side.path, f"{len(ops):,}", side.ops[next(iter(ops))][:120]))
 
 
 def _empty(side: DumpTable) -> Bools:

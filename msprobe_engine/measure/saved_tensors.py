@@ -74,9 +74,9 @@ def refine(
     if contradicting:
         name = target.name[rows[contradicting[0]][0]]
         template = "{0} against {1}: the statistics of {2} rows contradict the saved tensors, which count; the first is {3}"
-        target.say(Sentence(template, target.path, golden.path, f"{len(contradicting):,}", name))
+        target.add_problem(Sentence(template, target.path, golden.path, f"{len(contradicting):,}", name))
     if unread:
-        target.say(
+        target.add_problem(
             Sentence(
                 "{0} pairs of saved tensors could not be read and are measured by their statistics, the first is {1}", f"{unread:,}", first
             )

@@ -176,7 +176,7 @@ class SinkQueue:
         for sink in self.sinks:
             with suppress_faults():  # a strict probe raises
                 self._keep_place(sink, at_once=True)
-        self._losses.tell()
+        self._losses.write_losses()
         for sink in self.sinks:
             try:
                 sink.close()
@@ -205,9 +205,9 @@ class SinkQueue:
                         self._kept[sink.name] = Loss(1, frame.step, frame.step, len(alerts)).plus(self._kept.get(sink.name))
             except Exception as error:
                 self._count_loss(sink, frame, alerts, cause_of(error))
-                self._losses.tell()  # before a strict probe raises
+                self._losses.write_losses()  # before a strict probe raises
                 self._fail(sink, error)
-        self._losses.tell()
+        self._losses.write_losses()
 
     def _keep_place(self, sink: Sink, *, at_once: bool = False) -> None:
         """Where the files of a sink were deleted in the midst of the run, make them again: who reads them hears what is gone. Not at once:
@@ -231,7 +231,7 @@ class SinkQueue:
             _log.debug("%s is gone and cannot be made again: %s", sink.home, error)
             return
         if (gone := self._kept.pop(sink.name, None)) is not None:
-            self._losses.note(sink.name, gone._replace(why=DELETED))
+            self._losses.add_loss(sink.name, gone._replace(why=DELETED))
             self._lose(sink.name, gone.steps)
 
     def _say_gone(self, sink: Sink) -> None:
@@ -246,7 +246,7 @@ class SinkQueue:
 
     def _count_loss(self, sink: Sink, frame: Frame, alerts: Sequence[Alert], why: str) -> None:
         if sink.losses is not None or (self._of_dumps and frame.entries):
-            self._losses.note(sink.name, Loss(1, frame.step, frame.step, len(alerts), why))
+            self._losses.add_loss(sink.name, Loss(1, frame.step, frame.step, len(alerts), why))
 
     def _fail(self, sink: Sink, error: Exception) -> None:
         self._lose(sink.name)

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from msprobe_engine.align.parameters.align_names import Pair
 from msprobe_engine.find.checkpoint.compare import compare
 from msprobe_engine.formats.checkpoint.blocks import Boxes, Room, blocks_of, fill
-from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, flat, permuted, strides_of
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, flat, permute_boxes, strides_of
 from msprobe_engine.formats.tensors.file_reads import FileReads
 from msprobe_engine.measure.stored.threads import Plan
 
@@ -57,7 +57,7 @@ def cut(draw: Any, values: Words, folder: Path, name: str) -> StoredTensor:
             boxes.append(Box(tuple(e[0] for e in cell), part.shape, path, 0, strides_of(part.shape)))
         found = tuple(boxes)
     back = tuple(int(i) for i in np.argsort(order)) if order else ()
-    return StoredTensor("t", values.shape, "float32", permuted(found, back))
+    return StoredTensor("t", values.shape, "float32", permute_boxes(found, back))
 
 
 SHAPES = st.lists(st.integers(1, 13), max_size=4).map(tuple)
@@ -191,7 +191,7 @@ def test_without_the_kernel_reads_are_the_same(tmp_path: Path, monkeypatch: pyte
     middle = StoredTensor("t", (64, 4096), "float32", (Box((0, 0), (64, 4096), path, 4096 * 4, (3 * 4096, 1)),))
     for tensor, wanted in (
         (middle, values[:, 1]),
-        (replace(middle, shape=(4096, 64), boxes=permuted(middle.boxes, (1, 0))), values[:, 1].T),
+        (replace(middle, shape=(4096, 64), boxes=permute_boxes(middle.boxes, (1, 0))), values[:, 1].T),
     ):
         for block in blocks_of(tensor.shape, 5000, (tensor,)):
             words, _ = fill(Boxes(tensor.boxes), block, "float32", Room(20_000), FileReads())

@@ -165,14 +165,14 @@ def test_one_file_that_holds_all_differences_is_named(tmp_path: Path) -> None:
     """A shard of another save: each tensor it holds differs, no other does."""
     from dataclasses import replace
 
-    from msprobe_engine.formats.checkpoint.model import joined
+    from msprobe_engine.formats.checkpoint.model import concatenate_tensors
 
     def sharded(directory: Path, second: float) -> Any:
         directory.mkdir()
         rows = {name: value for name, value in _weights().items() if value.ndim == 2}
         first = checkpoint_of({n: v[: len(v) // 2] for n, v in rows.items()}, directory / "rank0")
         last = checkpoint_of({n: v[len(v) // 2 :] + np.float32(second) * ("exp_avg" in n) for n, v in rows.items()}, directory / "rank1")
-        first.tensors = {key: replace(joined([t, last.tensors[key]])) for key, t in first.tensors.items()}
+        first.tensors = {key: replace(concatenate_tensors([t, last.tensors[key]])) for key, t in first.tensors.items()}
         return first
 
     alignment = aligned(sharded(tmp_path / "a", 0.0), sharded(tmp_path / "b", 0.25))

@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from stored_arrays import array_of, stored
 
 from msprobe_engine.formats.checkpoint.megatron.arguments import bucket_sizes
-from msprobe_engine.formats.checkpoint.megatron.buffers import fitted, found, laid_out
-from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, cut_of, is_expert, is_listed, mamba_parts, merged
+from msprobe_engine.formats.checkpoint.megatron.buffers import find_layout, fit_buckets, laid_out
+from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, cut_of, is_expert, is_listed, mamba_parts, merge_pieces
 from msprobe_engine.formats.checkpoint.megatron.file import single_experts
 from msprobe_engine.formats.checkpoint.megatron.numbering import expert_number, in_model, layers_in, local_layer, offsets, without
 from msprobe_engine.formats.checkpoint.megatron.ranks import Rank, Sizes, rank_of
@@ -40,7 +40,7 @@ def test_what_was_cut_over_tensor_parallel_ranks_comes_back_whole(tmp_path: Path
     else:
         pieces = np.split(array, ranks, axis=0 if cut is Cut.ROWS else 1)
     file = tmp_path / "data"
-    whole = merged([stored("x", piece, file) for piece in pieces], cut)
+    whole = merge_pieces([stored("x", piece, file) for piece in pieces], cut)
     assert np.array_equal(array_of(whole), array)
     assert len(whole.copies) == (ranks - 1 if cut is Cut.SAME else 0)
 
@@ -54,7 +54,7 @@ def test_parts_of_state_space_layers_are_cut_each_for_itself(tmp_path: Path, ran
     pieces = [np.concatenate([np.split(part, ranks)[r] for part in parts]) for r in range(ranks)]
     shapes = {"mixer.out_proj.weight": (3, inner), "mixer.D": (heads,), "mixer.conv1d.weight": (inner + 2 * state, 1, 4)}
     names = mamba_parts("mixer.in_proj.weight", shapes)
-    assert np.array_equal(array_of(merged([stored("x", piece, tmp_path / "data") for piece in pieces], Cut.MAMBA, names)), array)
+    assert np.array_equal(array_of(merge_pieces([stored("x", piece, tmp_path / "data") for piece in pieces], Cut.MAMBA, names)), array)
     assert mamba_parts("mixer.conv1d.weight", shapes) == [inner, state, state]
 
 
@@ -179,9 +179,9 @@ def test_the_files_that_are_expected_are_those_that_ranks_write(tp: int, pp: int
         dense_first, expert_first = n // (tp * cp) == 0, n // (etp * ep) == 0
         if dense_first or expert_first:
             written.add((n % tp, n // etp % ep))
-    assert {(rank.tp, rank.ep) for rank in sizes.expected()} == written
-    assert len(sizes.expected()) == pp * len(written)
-    for rank in sizes.expected():
+    assert {(rank.tp, rank.ep) for rank in sizes.list_writing_ranks()} == written
+    assert len(sizes.list_writing_ranks()) == pp * len(written)
+    for rank in sizes.list_writing_ranks():
         numbers = [int(word) for word in sizes.directory(rank).removeprefix("mp_rank_").split("_")]
         assert rank_of(numbers, sizes) == rank
 
@@ -195,12 +195,12 @@ def test_buckets_are_found_again(numels: list[int], bucket: int | None, data: st
     for (first, numel), (second, _) in itertools.pairwise(places):
         assert second.bucket > first.bucket or second.start >= first.start + numel
     assert all(place.start % 64 == 0 and place.start + numel <= layout.sizes[place.bucket] for place, numel in places)
-    again = fitted(numels, layout.sizes)
+    again = fit_buckets(numels, layout.sizes)
     assert again is not None
     assert again.places == layout.places
-    assert found(numels, layout.total, alone, [bucket]) is not None
-    assert fitted([*numels, 1], layout.sizes) is None
-    assert fitted(numels, [*layout.sizes, 64]) is None
+    assert find_layout(numels, layout.total, alone, [bucket]) is not None
+    assert fit_buckets([*numels, 1], layout.sizes) is None
+    assert fit_buckets(numels, [*layout.sizes, 64]) is None
 
 
 def test_sizes_of_buckets_that_a_run_may_have_had() -> None:

@@ -15,7 +15,7 @@ from msprobe_engine.align.parameters.align_names import aligned
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint import cuts
 from msprobe_engine.formats.checkpoint.cuts import Heads
-from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, joined
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, concatenate_tensors
 
 
 @st.composite
@@ -31,7 +31,7 @@ def laid_out(draw: st.DrawFn, directory: Path, shape: tuple[int, ...]) -> tuple[
             continue
         order = draw(st.permutations(range(len(shape))))
         tensor = stored("x", np.transpose(piece, order), directory / f"file{draw(st.integers(0, 2))}")
-        back = cuts.turned(tensor, np.argsort(order).tolist()).boxes[0]
+        back = cuts.transpose_tensor(tensor, np.argsort(order).tolist()).boxes[0]
         boxes.append(replace(back, offsets=tuple(s.start for s in where)))
     return StoredTensor("x", shape, str(array.dtype), tuple(boxes)), array
 
@@ -41,7 +41,7 @@ def test_blocks_halves_and_every_nth_row_are_those_of_numpy(tmp_path: Path, data
     """Stretches of rows, alternating rows, exchanged dimensions, slices of a stack."""
     shape = tuple(data.draw(st.lists(st.integers(1, 6), min_size=1, max_size=3)))
     tensor, array = data.draw(laid_out(tmp_path, shape))
-    assert np.array_equal(array_of(cuts.turned(tensor)), array.swapaxes(-1, -2) if array.ndim > 1 else array)
+    assert np.array_equal(array_of(cuts.transpose_tensor(tensor)), array.swapaxes(-1, -2) if array.ndim > 1 else array)
     dim, step = data.draw(st.integers(0, len(shape) - 1)), data.draw(st.integers(1, 4))
     first = data.draw(st.integers(0, step - 1))
     picked = cuts.every(tensor, first, step, dim)
@@ -52,7 +52,7 @@ def test_blocks_halves_and_every_nth_row_are_those_of_numpy(tmp_path: Path, data
     parts = cuts.blocks(tensor, [at, shape[0] - at], ["a", "b"])
     assert [p.part for p in parts] == ["a", "b"]
     assert np.array_equal(np.concatenate([array_of(p) for p in parts]), array)
-    assert all(np.array_equal(array_of(row), array[i]) for i, row in enumerate(cuts.unstacked(tensor)))
+    assert all(np.array_equal(array_of(row), array[i]) for i, row in enumerate(cuts.split_stack(tensor)))
     if shape[0] % 2 == 0:
         gate, up = cuts.halves(tensor, alternating=True)
         assert np.array_equal(np.stack([array_of(gate), array_of(up)], 1).reshape(shape), array)
@@ -86,7 +86,12 @@ def test_copies_are_cut_as_the_boxes_are(tmp_path: Path, data: st.DataObject) ->
     """Replicas of other ranks stay replicas of the part."""
     tensor, array = data.draw(laid_out(tmp_path, (8, 3)))
     with_copies = replace(tensor, copies=tensor.boxes)
-    for part in (*cuts.halves(with_copies), *cuts.unstacked(with_copies), cuts.turned(with_copies), cuts.every(with_copies, 1, 2)):
+    for part in (
+        *cuts.halves(with_copies),
+        *cuts.split_stack(with_copies),
+        cuts.transpose_tensor(with_copies),
+        cuts.every(with_copies, 1, 2),
+    ):
         assert np.array_equal(array_of(replace(part, boxes=part.copies)), array_of(part))
     del array
 
@@ -156,6 +161,6 @@ def test_layouts_of_fused_projections_are_the_same_parameters(tmp_path: Path, da
 
 
 def test_stored_pieces_join_to_the_whole(tmp_path: Path) -> None:
-    """`joined` of cut pieces is the tensor again."""
+    """`concatenate_tensors` of cut pieces is the tensor again."""
     tensor = stored("w", np.arange(24, dtype=np.int32).reshape(6, 4), tmp_path / "f")
-    assert np.array_equal(array_of(joined(cuts.halves(tensor))), array_of(tensor))
+    assert np.array_equal(array_of(concatenate_tensors(cuts.halves(tensor))), array_of(tensor))

@@ -95,14 +95,14 @@ def outcome(data: bytes) -> Any:
 @pytest.fixture
 def same(monkeypatch: pytest.MonkeyPatch) -> Callable[[bytes], Any]:
     """Reads a pickle in both ways, which have to agree."""
-    native = pickle_machine.compiled()
+    native = pickle_machine.load_native()
     if native is None:
         pytest.skip("the C module was not built")
 
     def read(data: bytes) -> Any:
-        monkeypatch.setattr(pickle_machine, "compiled", lambda: native)
+        monkeypatch.setattr(pickle_machine, "load_native", lambda: native)
         fast = outcome(data)
-        monkeypatch.setattr(pickle_machine, "compiled", lambda: None)
+        monkeypatch.setattr(pickle_machine, "load_native", lambda: None)
         assert outcome(data) == fast, data[:80]
         return fast
 

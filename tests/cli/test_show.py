@@ -9,7 +9,7 @@ import pytest
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
-from msprobe_engine.formats.run.overview import look
+from msprobe_engine.formats.run.overview import read_overview
 
 
 def test_the_latest_launch_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -20,10 +20,10 @@ def test_the_latest_launch_is_marked(tmp_path: Path, capsys: pytest.CaptureFixtu
     (tmp_path / "latest").symlink_to("20260102-000000-bbbb")
     assert main(["show", str(tmp_path)]) == 0
     assert capsys.readouterr().out.splitlines()[1] == "latest: 20260102-000000-bbbb"
-    assert look(tmp_path).to_json()["latest"] == "20260102-000000-bbbb"
+    assert read_overview(tmp_path).to_json()["latest"] == "20260102-000000-bbbb"
     (tmp_path / "latest").unlink()
     (tmp_path / "latest").symlink_to(tmp_path.parent)
-    assert look(tmp_path).latest == ""
+    assert read_overview(tmp_path).latest == ""
 
 
 @pytest.fixture
@@ -49,7 +49,7 @@ def output(tmp_path: Path) -> Path:
 
 def test_everything_is_listed(output: Path) -> None:
     """Dumped steps with their ranks in numeric order, marks of incomplete ranks, incidents, tables and event files are listed."""
-    assert look(output).text().splitlines() == [
+    assert read_overview(output).text().splitlines() == [
         str(output),
         "dump: 3 steps, 12 B",
         "  step 0: rank0, rank2, rank10",
@@ -75,19 +75,19 @@ def test_json_holds_the_same(output: Path, capsys: pytest.CaptureFixture[str]) -
 
 def test_a_step_directory_itself_can_be_shown(output: Path) -> None:
     """Given a step directory, its ranks are listed."""
-    assert [r.name for r in look(output / "dump/step0").dumps["."][0]] == ["rank0", "rank2", "rank10"]
+    assert [r.name for r in read_overview(output / "dump/step0").dumps["."][0]] == ["rank0", "rank2", "rank10"]
 
 
 def test_a_damaged_incident_is_still_listed(output: Path) -> None:
     """An unreadable incident.json does not hide the incident."""
     (output / "incidents/step12/incident.json").write_text("{")
-    assert look(output).incidents == [("incidents/step12", {})]
+    assert read_overview(output).incidents == [("incidents/step12", {})]
 
 
 def test_a_missing_directory_is_a_usage_error(tmp_path: Path) -> None:
     """A path that is no directory is answered with what to give."""
     with pytest.raises(UsageError, match="no such file or directory"):
-        look(tmp_path / "x")
+        read_overview(tmp_path / "x")
 
 
 def rank(root: Path, *, tensors: dict[str, str], **files: str) -> Path:
@@ -104,28 +104,28 @@ def test_a_tensor_of_several_names_takes_its_room_once(tmp_path: Path) -> None:
     """Hard links are counted as names, and once in the size."""
     folder = rank(tmp_path, tensors={"a.pt": "x" * 1500}) / "dump_tensor_data"
     (folder / "b.pt").hardlink_to(folder / "a.pt")
-    assert look(tmp_path).text().splitlines()[1:] == ["dump: 1 step, 1.5 kB", "  step 3: rank0 (2 tensors, 1.5 kB)"]
+    assert read_overview(tmp_path).text().splitlines()[1:] == ["dump: 1 step, 1.5 kB", "  step 3: rank0 (2 tensors, 1.5 kB)"]
 
 
 def test_packed_tensors_are_counted_in_the_index(tmp_path: Path) -> None:
     """Packed files show how many names their index has; without an index (killed run) that is said."""
     index = json.dumps({"tensors": {"a": {}, "b": {}}, "aliases": {"c": "a"}})
     folder = rank(tmp_path, tensors={"pack-00000.safetensors": "x" * 2000, "index.json": index}) / "dump_tensor_data"
-    assert "rank0 (3 tensors, packed, 2.1 kB)" in look(tmp_path).text()
+    assert "rank0 (3 tensors, packed, 2.1 kB)" in read_overview(tmp_path).text()
     (folder / "index.json").unlink()
-    assert "rank0 (tensors without index, packed, 2.0 kB)" in look(tmp_path).text()
+    assert "rank0 (tensors without index, packed, 2.0 kB)" in read_overview(tmp_path).text()
     (folder / "index.json").write_text("[")
-    assert look(tmp_path).dumps["."][3][0].tensors == -1
+    assert read_overview(tmp_path).dumps["."][3][0].tensors == -1
 
 
 def test_what_was_not_saved_is_shown(tmp_path: Path) -> None:
     """The list of tensors that could not be saved is counted; a damaged one does not stop the listing."""
     listed = [{"name": "a.pt", "bytes": 8, "reason": "max_disk_gb is used up"}] * 3
     here = rank(tmp_path, tensors={}, **{"not_saved.json": json.dumps({"not_saved": listed}), "shapes.json": "{}"})
-    assert "  step 3: rank0 (3 NOT SAVED)" in look(tmp_path).text().splitlines()
-    assert look(tmp_path).dumps["."][3][0].files == ("dump.json", "shapes.json", "not_saved.json")
+    assert "  step 3: rank0 (3 NOT SAVED)" in read_overview(tmp_path).text().splitlines()
+    assert read_overview(tmp_path).dumps["."][3][0].files == ("dump.json", "shapes.json", "not_saved.json")
     (here / "not_saved.json").write_text("[[[")
-    assert look(tmp_path).dumps["."][3][0].not_saved == 0
+    assert read_overview(tmp_path).dumps["."][3][0].not_saved == 0
 
 
 def test_odd_files_do_not_stop_the_listing(tmp_path: Path) -> None:
@@ -136,8 +136,8 @@ def test_odd_files_do_not_stop_the_listing(tmp_path: Path) -> None:
     (here / "dump_tensor_data" / "c.pt").symlink_to(tmp_path)
     (monitor := tmp_path / "monitor" / "Nov21_10-00-00-rank0-0123abcd").mkdir(parents=True)
     (monitor / "actv_0-9.csv").write_bytes(b"vpp_stage,name,step\r0,w,3\r\n\xff\x00")
-    assert "actv" in look(tmp_path).text()
-    found = look(tmp_path).dumps["."][3][0]
+    assert "actv" in read_overview(tmp_path).text()
+    found = read_overview(tmp_path).dumps["."][3][0]
     assert (found.tensors, found.tensor_bytes) == (2, 1)
     assert found.files == ("dump.json", "stack.json", "construct.json")
 
@@ -171,7 +171,7 @@ def test_a_monitored_run(tmp_path: Path) -> None:
     (tmp_path / "graph_20260101120000.html").write_text("<html>")
     (tmp_path / "compare_20260101120000.vis.db").write_text("")
     (tmp_path / "rank0.trend.db").write_text("")
-    lines = look(tmp_path).text().splitlines()
+    lines = read_overview(tmp_path).text().splitlines()
     assert lines[1].startswith("monitor: 2 ranks, steps 3 to 41: grad_reduced (7 files, ")
     assert lines[1].endswith("); 2 alerts")
     assert lines[2:] == [
@@ -184,19 +184,19 @@ def test_a_monitored_run(tmp_path: Path) -> None:
         "trends page trends.html: 6 B",
         f"TensorBoard tensorboard: tensorboard --logdir {tmp_path}/tensorboard",
     ]
-    found = look(tmp_path / "monitor").to_json()["monitors"]["."]
+    found = read_overview(tmp_path / "monitor").to_json()["monitors"]["."]
     assert (found["ranks"], found["steps"], found["alerts"]) == ([0, 1], [3, 41], 2)
 
 
 def test_a_monitor_without_numbers_of_the_steps(tmp_path: Path) -> None:
     """The existing tool's directories have no such file: steps are those of the tables, else of their names. Damage hides nothing."""
     monitored(tmp_path, 0, range(0), numbers=False)
-    assert "monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
+    assert "monitor: 1 rank, step 0: grad_reduced" in read_overview(tmp_path).text()
     here = next((tmp_path / "monitor").iterdir())
     (here / "grad_reduced_0-99.csv").write_text("vpp_stage,name,step,norm\n" + "".join(f'0,"a,b",{step},1.0\n' for step in range(4, 31)))
-    assert "monitor: 1 rank, steps 4 to 30: grad_reduced" in look(tmp_path).text()
+    assert "monitor: 1 rank, steps 4 to 30: grad_reduced" in read_overview(tmp_path).text()
     (here / "scalars_0-99.csv").write_bytes(b"step,name\n\xff\xfe,\n" + b"9" * 5000)
-    assert "monitor: 1 rank, step 0: grad_reduced" in look(tmp_path).text()
+    assert "monitor: 1 rank, step 0: grad_reduced" in read_overview(tmp_path).text()
 
 
 def test_packs_and_further_runs(output: Path) -> None:
@@ -208,12 +208,12 @@ def test_packs_and_further_runs(output: Path) -> None:
     (output / "run-2/dump/step0/rank0/dump.json").write_text("{}")
     (output / "run-3").mkdir()
     (output / "rerun-4").mkdir()
-    lines = look(output).text().splitlines()
+    lines = read_overview(output).text().splitlines()
     assert lines[1].startswith("further runs: run-2, run-3 (")
     assert "configuration pack: 2 files, 10 B" in lines
     assert "configuration pack run-2/config_check_pack.zip: 5 B" in lines
     assert "dump run-2/dump: 1 step, 2 B" in lines
-    assert look(output).to_json()["runs"] == ["run-2", "run-3"]
+    assert read_overview(output).to_json()["runs"] == ["run-2", "run-3"]
 
 
 @pytest.mark.parametrize("files", [(), ("train.py", "notes/loss.txt")])

@@ -73,7 +73,7 @@ def columns(reader: RowReader, side: DumpTable) -> str:
 
 @pytest.fixture(scope="module", autouse=True)
 def _built() -> None:
-    if record_rows._compiled() is None:
+    if record_rows._load_native() is None:
         pytest.skip("the compiled module was not built here")
 
 
@@ -120,7 +120,7 @@ def test_without_the_module(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> 
     }
     (tmp_path / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L1", "data": data}, indent=1))
     fast = read_side(tmp_path / "dump.json")
-    monkeypatch.setattr(record_rows, "_compiled", lambda: None)
+    monkeypatch.setattr(record_rows, "_load_native", lambda: None)
     slow = read_side(tmp_path / "dump.json")
     assert len(fast) == 5 * 42
     assert columns(RowReader(fast), fast) == columns(RowReader(slow), slow)

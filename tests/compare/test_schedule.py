@@ -290,7 +290,7 @@ def test_ranks_that_workers_read_are_those_that_are_read_here(tmp_path: Path, ca
     with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
         far, here = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address), ReplicaReader(SharedColumns())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(far, "_look", partial(_look_but, hidden=files[5]))
+            patch.setattr(far, "_answer_for_file", partial(_look_but, hidden=files[5]))
             far.expect(files)
     assert [record.getMessage() for record in caplog.records if "1 of 6 files, the first is" in record.getMessage()]
     for file in files:
@@ -318,7 +318,7 @@ def test_workers_read_each_file_once(tmp_path: Path) -> None:
     assert [_columns(far, file) for file in files] == expected
 
 
-_look = far._look
+_look = far._answer_for_file
 
 
 def _look_but(call: str, file: Path, hidden: Path) -> Answer:

@@ -21,11 +21,11 @@ def test_within_the_budget_and_apart(budget: int, wishes: list[tuple[int, bool]]
 
     def hurry() -> None:
         slab, _, _ = held.pop(0)
-        memory.give(slab)
+        memory.release(slab)
 
     memory = HostMemory(budget, hurry, patience=5.0)
     for nbytes, give in wishes:
-        found = memory.take(nbytes)
+        found = memory.allocate(nbytes)
         assert found is not None
         slab, offset = found
         assert offset % 64 == 0
@@ -37,9 +37,9 @@ def test_within_the_budget_and_apart(budget: int, wishes: list[tuple[int, bool]]
         assert memory.held <= max(budget, largest)
         assert memory.held <= budget or len({id(s) for s, _, _ in held}) == 1
         if give:
-            memory.give(held.pop(0)[0])
+            memory.release(held.pop(0)[0])
     while held:
-        memory.give(held.pop()[0])
+        memory.release(held.pop()[0])
     memory.trim()
     assert memory.held == 0
 
@@ -49,11 +49,11 @@ def test_memory_is_used_again() -> None:
     memory = HostMemory(64 << 20)
     seen = set()
     for _ in range(5):
-        slabs = [memory.take(n) for n in (100, 3 << 20, 5000, 3 << 20, 1 << 20)]
+        slabs = [memory.allocate(n) for n in (100, 3 << 20, 5000, 3 << 20, 1 << 20)]
         seen |= {slab[0].address for slab in slabs if slab is not None}
         for slab in slabs:
             assert slab is not None
-            memory.give(slab[0])
+            memory.release(slab[0])
     assert len(seen) <= 6
     before = memory.held
     assert 0 < before <= 64 << 20
@@ -65,7 +65,7 @@ def waiting(memory: HostMemory, nbytes: int, then: Callable[[], None]) -> object
     """The result of a `take` during which `then` runs on another thread."""
     timer = threading.Timer(0.05, then)
     timer.start()
-    found = memory.take(nbytes)
+    found = memory.allocate(nbytes)
     timer.join()
     return found
 
@@ -73,9 +73,9 @@ def waiting(memory: HostMemory, nbytes: int, then: Callable[[], None]) -> object
 def test_waits_for_what_comes_free() -> None:
     """A full budget makes the caller wait, and the wait is measured."""
     memory = HostMemory(1 << 20)
-    first = memory.take(900 * KIB)
+    first = memory.allocate(900 * KIB)
     assert first is not None
-    assert waiting(memory, 800 * KIB, lambda: memory.give(first[0])) is not None
+    assert waiting(memory, 800 * KIB, lambda: memory.release(first[0])) is not None
     assert 0.04 < memory.waited < 30
     assert memory.waiting == 0
 
@@ -83,22 +83,22 @@ def test_waits_for_what_comes_free() -> None:
 def test_gives_up_when_nothing_moves() -> None:
     """When nothing comes free in time there is no memory, and later there is again."""
     memory = HostMemory(1 << 20, patience=0.05)
-    first = memory.take(900 * KIB)
+    first = memory.allocate(900 * KIB)
     assert first is not None
-    assert memory.take(800 * KIB) is None
-    memory.give(first[0])
-    assert memory.take(800 * KIB) is not None
+    assert memory.allocate(800 * KIB) is None
+    memory.release(first[0])
+    assert memory.allocate(800 * KIB) is not None
 
 
 def test_one_copy_larger_than_the_budget_is_alone() -> None:
     """It waits until nothing else is there, and its memory goes at once."""
     memory = HostMemory(1 << 20)
-    first = memory.take(100)
+    first = memory.allocate(100)
     assert first is not None
-    large = waiting(memory, 5 << 20, lambda: memory.give(first[0]))
+    large = waiting(memory, 5 << 20, lambda: memory.release(first[0]))
     assert isinstance(large, tuple)
     assert memory.held >= 5 << 20
-    memory.give(large[0])
+    memory.release(large[0])
     assert memory.held == 0
 
 
@@ -111,5 +111,5 @@ def test_no_memory_of_a_kind() -> None:
 
     memory.allocators["pinned"] = refuse
     with pytest.raises(OSError, match="pinned"):
-        memory.take(10, "pinned")
+        memory.allocate(10, "pinned")
     assert memory.held == 0

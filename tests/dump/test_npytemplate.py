@@ -23,7 +23,7 @@ SHAPES = st.lists(st.integers(0, 6), max_size=4).map(tuple)
 def content(dtype: str, shape: tuple[int, ...], raw: np.ndarray) -> bytes:
     """The file of the tensor with these bytes, put together as the writer threads do."""
     template = NpyTemplate(dtype, shape)
-    wide = template.widened(raw.ctypes.data, raw.nbytes)
+    wide = template.widen_elements(raw.ctypes.data, raw.nbytes)
     whole = template.head + (raw.tobytes() if wide is None else wide.tobytes()) + template.tail(0)
     assert len(whole) == template.overhead + raw.nbytes
     return whole

@@ -19,7 +19,7 @@ from msprobe_engine.core.statistics import rows as R
 from msprobe_engine.formats.dump.writing import text
 from msprobe_engine.formats.dump.writing.template import LayoutCache, Options
 
-compiled = text._compiled()
+compiled = text._load_native()
 needs_c = pytest.mark.skipif(compiled is None, reason="the C implementation was not built")
 DTYPES = [("torch.float32", True), ("torch.int64", False), ("torch.bool", False), ("torch.complex64", None)]
 words = st.integers(-(2**63), 2**63 - 1)

@@ -416,7 +416,7 @@ def test_bad_arguments(tmp_path: Path, bad: dict[str, Any]) -> None:
 def test_module_is_importable_without_c(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     """Without the C implementation the files are the same."""
     sink(tmp_path / "c").write(small_frame())
-    monkeypatch.setattr(text, "_compiled", lambda: None)
+    monkeypatch.setattr(text, "_load_native", lambda: None)
     sink(tmp_path / "python").write(small_frame())
     assert (tmp_path / "c/step0/rank3/dump.json").read_bytes() == (tmp_path / "python/step0/rank3/dump.json").read_bytes()
 

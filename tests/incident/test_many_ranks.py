@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from msprobe_engine.core.settings.schema import IncidentSettings
-from msprobe_engine.formats.monitor.alert_order import folded, in_order
+from msprobe_engine.formats.monitor.alert_order import in_order, merge_equal_alerts
 from msprobe_engine.formats.monitor.anomalies import from_alert, pipelines_of
 from msprobe_engine.probe.incident import merge, pieces
 from msprobe_engine.probe.incident.event import Event
@@ -101,4 +101,4 @@ def test_pipelines_and_alerts_of_many_ranks() -> None:
     assert sum(asked.values()) <= 6 * ranks
     alert = {"rule": "nan_inf", "step": 1, "name": "w", "severity": "critical", "extra": {"family": "grad_reduced"}}
     said = [from_alert(alert | {"rank": rank}, rank, pipelines) for rank in range(ranks)]
-    assert [len(group.ranks) for group in folded(in_order(one for one in said if one is not None))] == [1500, 1500]
+    assert [len(group.ranks) for group in merge_equal_alerts(in_order(one for one in said if one is not None))] == [1500, 1500]

@@ -27,7 +27,7 @@ from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.ring_file import append_step, ring_file, steps_of
 from msprobe_engine.formats.monitor.convert.data2db import data2db
-from msprobe_engine.formats.run.overview import look
+from msprobe_engine.formats.run.overview import read_overview
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.files import append_lines, rank_file
 from msprobe_engine.probe.incident.merge import combine, merge
@@ -123,14 +123,14 @@ def test_steps_in_one_file_and_in_a_file_each_are_read_alike(tmp_path: Path, fra
     places = ("", "step4", "step4/rank1", "step5/rank0/dump.json")
 
     def told() -> list[Any]:
-        found: list[Any] = [Run(tmp_path).kind, nan_analyze(tmp_path).findings, look(tmp_path).dumps["."].keys()]
+        found: list[Any] = [Run(tmp_path).kind, nan_analyze(tmp_path).findings, read_overview(tmp_path).dumps["."].keys()]
         for place in places:
             dump = open_dump(tmp_path / place)
             found += [(step, rank, dump.load(step, rank)) for step in dump.steps for rank in dump.ranks(step)]
             found += [(task.target, task.step, task.rank, task.size) for task in pair_paths(tmp_path / place, tmp_path / place).tasks]
             found += [missing_steps(dump), *(missing_ranks(dump, step) for step in dump.steps)]
             found.append(warn_same_files(tmp_path / place, tmp_path / place))
-        found += [look(tmp_path / "step4").text(), repr(open_path(tmp_path / places[-1]))]
+        found += [read_overview(tmp_path / "step4").text(), repr(open_path(tmp_path / places[-1]))]
         (made,) = data2db(tmp_path / f"db{len(list(tmp_path.glob('db*')))}", tmp_path / "step4", "dump")
         found += [made.rows, made.problems]
         return [str(one) for one in found]
@@ -158,10 +158,10 @@ def test_what_takes_the_place_of_kept_steps(tmp_path: Path, frame: Any, alert: A
     place.mkdir(parents=True)
     assert open_dump(tmp_path / "a").ranks(5) == [0]
     assert len(read_side(place / "dump.json")) == 2
-    assert "step 5: rank0\n" in look(tmp_path / "a").text() + "\n"
+    assert "step 5: rank0\n" in read_overview(tmp_path / "a").text() + "\n"
     (place / "dump.json").write_text(json.dumps({"task": "statistics", "level": "L0", "data": {}}))
     assert len(read_side(place / "dump.json")) == 0
-    assert "step 5: rank0\n" in look(tmp_path / "a").text() + "\n"
+    assert "step 5: rank0\n" in read_overview(tmp_path / "a").text() + "\n"
     assert not warn_same_files(tmp_path / "a/step4", tmp_path / "b/step4")
     ring_file(tmp_path / "b", 0).unlink()
     ring_file(tmp_path / "b", 0).symlink_to(ring_file(tmp_path / "a", 0))
@@ -174,7 +174,7 @@ def test_what_takes_the_place_of_kept_steps(tmp_path: Path, frame: Any, alert: A
     ring_file(tmp_path / "a", 1).touch()
     (said,) = missing_steps(open_dump(tmp_path / "a/step4"))
     assert f"{ring_file(tmp_path / 'a', 1)}: is empty" in said
-    assert look(tmp_path / "a").lost == [said]
+    assert read_overview(tmp_path / "a").lost == [said]
 
 
 def test_files_of_one_rank(tmp_path: Path, frame: Any, alert: Any) -> None:

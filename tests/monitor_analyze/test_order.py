@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.text.ranges import ranks_text
-from msprobe_engine.formats.monitor.alert_order import Moment, folded, in_order
+from msprobe_engine.formats.monitor.alert_order import Moment, in_order, merge_equal_alerts
 from msprobe_engine.formats.monitor.anomalies import Anomaly, pipelines_of
 
 WORDS = (
@@ -65,7 +65,7 @@ def test_steps_ascend_and_groups_keep_the_order(anomalies: list[Anomaly]) -> Non
     """Steps never go back; folding keeps the order of first members and every rank."""
     ordered = in_order(anomalies)
     assert [o.place.step for o in ordered] == sorted(a.step for a in anomalies)
-    groups = folded(ordered)
+    groups = merge_equal_alerts(ordered)
     assert [g.place for g in groups] == sorted(g.place for g in groups)
     assert {a.rank for a in anomalies} == {rank for g in groups for rank in g.ranks}
 
@@ -130,7 +130,7 @@ def test_calls_that_follow_the_backward_pass() -> None:
 def test_ranks_that_agree_are_one() -> None:
     """Equal alerts of data-parallel ranks are one group; another stage, rule or statistic is another."""
     alerts = [anomaly("actv", rank=r, pp_stage=r // 4, call=3) for r in range(8)]
-    groups = folded(in_order([*alerts, replace(alerts[1], rule="turbulence")]))
+    groups = merge_equal_alerts(in_order([*alerts, replace(alerts[1], rule="turbulence")]))
     assert [(g.first.rule, g.first.pp_stage, g.ranks) for g in groups] == [
         ("nan_inf", 0, [0, 1, 2, 3]), ("turbulence", 0, [1]), ("nan_inf", 1, [4, 5, 6, 7]),
     ]  # fmt: skip

@@ -20,7 +20,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings
 from msprobe_engine.formats.monitor.convert.data2db import data2db
-from msprobe_engine.formats.monitor.convert.dump2db import micro_steps_of, place_of, renumbered
+from msprobe_engine.formats.monitor.convert.dump2db import micro_steps_of, place_of, renumber_calls
 from msprobe_engine.formats.monitor.convert.monitor2db import MONITOR_DB, Options
 from msprobe_engine.formats.monitor.reader import open_run
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
@@ -175,7 +175,7 @@ def test_rules_of_dumps() -> None:
         "Module.m.M.forward.0": 0, "Module.fc.L.forward.0": 0, "Functional.linear.0.forward": 0, "Module.fc.L.backward.0": 0,
         "Module.m.M.forward.1": 1, "Module.fc.L.forward.1": 1, "Functional.linear.1.forward": 1,
     }  # fmt: skip
-    names = renumbered(steps)
+    names = renumber_calls(steps)
     assert names["Functional.linear.1.forward"] == "Functional.linear.0.forward"
     assert names["Module.fc.L.forward.1"] == "Module.fc.L.forward.0"
     assert place_of("Functional.linear.2.forward", False) == ("forward", "Functional.linear", 2)

@@ -122,7 +122,7 @@ def test_counts_go_on(tmp_path: Path) -> None:
     for first in (5, 90):
         file = LossFile(tmp_path / FILE)
         file.count_alerts(2)
-        file.tell({"csv": Loss(3, first, first + 4, 1)})
+        file.write_losses({"csv": Loss(3, first, first + 4, 1)})
         file.close()
     assert read_losses(tmp_path / FILE) == Kept(4, {"csv": Loss(6, 5, 94, 2)})
     assert (tmp_path / FILE).stat().st_size == BYTES
@@ -161,7 +161,7 @@ def test_what_learning_lacks(tmp_path: Path, capsys: pytest.CaptureFixture[str])
     write(tmp_path / "run", ["csv"], STEPS)
     words = ["monitor", "learn", str(tmp_path / "run"), "-o", str(tmp_path / "bands.json")]
     assert main(words) == 0
-    LossFile(next(tmp_path.rglob(FILE))).tell({"csv": Loss(7, 60, 66, 0)})
+    LossFile(next(tmp_path.rglob(FILE))).write_losses({"csv": Loss(7, 60, 66, 0)})
     capsys.readouterr()
     assert main(words) == 3
     assert "sink csv of rank 0 has lost 7 steps, or parts of them (from step 60 to step 66)" in capsys.readouterr().err

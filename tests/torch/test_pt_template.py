@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from keeping import bits
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split
+from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split_sample
 from msprobe_integrations.torch.dump.tensor_saver import sample
 
 SAVED = [torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64, torch.uint8, torch.uint16, torch.bool,
@@ -111,7 +111,7 @@ def test_damaged_samples_are_refused(data: st.DataObject) -> None:
     if place < len(broken):
         broken[place] ^= data.draw(st.integers(1, 255))
     try:
-        found = split(bytes(broken))
+        found = split_sample(bytes(broken))
         PtTemplate(found).tail(0)
         PtTemplate(Sample(found.head[:-1], found.nbytes, found.tail)).tail(0)
     except DumpFormatError:

@@ -93,7 +93,7 @@ class SentCalls:
             self._have[payload.row] = True
             self._unnamed[payload.row] = payload
 
-    def named(self, payload: Payload, name: str) -> None:
+    def add_name(self, payload: Payload, name: str) -> None:
         payload.key = payload.key or name
         payload.names.append(name)
 

@@ -69,4 +69,4 @@ def _leave_out_behind_cut(structure: Structure, target: DumpTable, golden: DumpT
     for cut, other, records in ((golden, target, behind[0]), (target, golden, behind[1])):
         if records:
             template = "{0}: {1} records of {2} lie behind the place where it was cut off, and are not compared"
-            cut.say(Sentence(template, cut.path, f"{len(records):,}", other.path))
+            cut.add_problem(Sentence(template, cut.path, f"{len(records):,}", other.path))

@@ -51,7 +51,7 @@ class RecordMerger:
         self._side = DumpTable(first.path, header=first.header, recovered=any(source.side.recovered for source in sources))
         for source in sources:
             for problem in source.side.problems:
-                self._side.say(problem)
+                self._side.add_problem(problem)
         self._numbers: dict[tuple[object, ...], int] = {}
         self._next: dict[tuple[str, ...], int] = {}
 

@@ -8,7 +8,7 @@ from typing import NamedTuple
 from msprobe_engine.align.parameters.mapping_file import Mapping, Names
 from msprobe_engine.align.parameters.prefixes import state_of
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.checkpoint.cuts import named, turned, width_of
+from msprobe_engine.formats.checkpoint.cuts import name_part, transpose_tensor, width_of
 from msprobe_engine.formats.checkpoint.model import Checkpoint, StoredTensor, rows
 
 
@@ -67,7 +67,7 @@ def _pairs(
             if tensor is None:
                 raise DumpFormatError(f"{path}: {rule}: {side} has no tensor {name!r}")
     firsts = [Mapped(t, t) for t in mine if t is not None]
-    seconds = [Mapped(t, turned(t) if rule.transposed else t) for t in other if t is not None]
+    seconds = [Mapped(t, transpose_tensor(t) if rule.transposed else t) for t in other if t is not None]
     if len(firsts) < len(seconds):
         firsts = _cut(firsts[0], seconds, rule, path)
     elif len(seconds) < len(firsts):
@@ -90,6 +90,6 @@ def _cut(fused: Mapped, parts: list[Mapped], rule: Names, path: str) -> list[Map
     width, at, found = width_of(fused.piece), 0, []
     for part, size in zip(parts, sizes):
         piece = rows(fused.piece, at, size, width, rule.dim)
-        found.append(Mapped(fused.whole, named(piece, part.whole.name)))
+        found.append(Mapped(fused.whole, name_part(piece, part.whole.name)))
         at += size
     return found

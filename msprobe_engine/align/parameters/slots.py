@@ -72,7 +72,7 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     if form in (rules.GROUPED_QKV, rules.BLOCK_QKV, rules.CONV_QKV):
         return _qkv(tensor, spot, model)
     if form == rules.CONV and len(shape) == 2 and _is_conv(spot, model):
-        return Placed(tensor, (slot,), form, lambda t: [cuts.turned(t)])
+        return Placed(tensor, (slot,), form, lambda t: [cuts.transpose_tensor(t)])
     if form == rules.FC1:
         gated = model.gated(spot.layer, slot, shape[0])
         if gated is None:
@@ -116,7 +116,7 @@ def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
         return Placed(tensor, slots, f"{form} {heads} {size}", partial(_groups, heads=heads, interleaved=size))
 
     def blocks(t: StoredTensor) -> list[StoredTensor]:
-        return cuts.blocks(cuts.turned(t) if turn else t, heads.sizes, "qkv")
+        return cuts.blocks(cuts.transpose_tensor(t) if turn else t, heads.sizes, "qkv")
 
     return Placed(tensor, slots, f"{form} {heads} {turn}", blocks)
 
@@ -170,8 +170,8 @@ def _stack(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
 
     def parts(t: StoredTensor) -> list[StoredTensor]:
         found = []
-        for one in cuts.unstacked(t):
-            one = cuts.turned(one) if turn else one
+        for one in cuts.split_stack(t):
+            one = cuts.transpose_tensor(one) if turn else one
             found += cuts.halves(one, alternating=in_turns) if gated else [one]
         return found
 
@@ -210,8 +210,8 @@ def _wide(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
             copies=tuple(replace(box, offsets=(0, 0, 0), sizes=sizes, strides=strides) for box in t.copies if box.sizes == t.shape),
         )
         found = []
-        for one in cuts.unstacked(whole):
-            found += cuts.halves(cuts.turned(one)) if gated else [cuts.turned(one)]
+        for one in cuts.split_stack(whole):
+            found += cuts.halves(cuts.transpose_tensor(one)) if gated else [cuts.transpose_tensor(one)]
         return found
 
     return Placed(

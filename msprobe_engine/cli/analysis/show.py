@@ -37,9 +37,9 @@ def run(args: argparse.Namespace) -> int:
         print(json.dumps(answer.to_json(), indent=2) if args.json else "\n".join(answer.lines()))
         return answer.exit_code
     from msprobe_engine.core.log import printable
-    from msprobe_engine.formats.run.overview import look
+    from msprobe_engine.formats.run.overview import read_overview
 
-    overview = look(args.path)
+    overview = read_overview(args.path)
     print(json.dumps(overview.to_json(), indent=2) if args.json else overview.text())
     for sentence in overview.lost:
         print(printable(f"warning: {sentence}"), file=sys.stderr)

@@ -16,7 +16,7 @@ from msprobe_engine.align.parameters.align_names import Pair
 from msprobe_engine.find.checkpoint.result import GOLDEN, RUN
 from msprobe_engine.find.checkpoint.tensor_result import BITS, DIFFERENT, EQUAL, INCOMPLETE, SHAPE, UNREADABLE, VALUES, WITHIN, TensorResult
 from msprobe_engine.formats.checkpoint.blocks import Block, Boxes, Room, blocks_of, fill, width_of
-from msprobe_engine.formats.checkpoint.model import StoredTensor, permuted
+from msprobe_engine.formats.checkpoint.model import StoredTensor, permute_boxes
 from msprobe_engine.formats.checkpoint.strided_reads import Piece, read_piece
 from msprobe_engine.formats.tensors.file_reads import FileReads
 from msprobe_engine.measure.stored.tensors import Sums, differences, values, values_known
@@ -103,7 +103,7 @@ def _turned(tensor: StoredTensor, order: tuple[int, ...]) -> StoredTensor:
     if order == tuple(range(len(order))) or len(order) != len(tensor.shape):
         return tensor
     shape = tuple(tensor.shape[d] for d in order)
-    return replace(tensor, shape=shape, boxes=permuted(tensor.boxes, order), copies=permuted(tensor.copies, order))
+    return replace(tensor, shape=shape, boxes=permute_boxes(tensor.boxes, order), copies=permute_boxes(tensor.copies, order))
 
 
 def _sum(numbers: Sequence[float]) -> float:

@@ -12,7 +12,7 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.checkpoint import cuts
 from msprobe_engine.formats.checkpoint.cuts import Heads
-from msprobe_engine.formats.checkpoint.model import StoredTensor, joined, rows
+from msprobe_engine.formats.checkpoint.model import StoredTensor, concatenate_tensors, rows
 from msprobe_engine.measure.stored.contents import Contents
 
 _MOST_ROWS = 1 << 20
@@ -34,7 +34,7 @@ def rearranged(a: StoredTensor, b: StoredTensor, model: Model | None, contents: 
 
 def _candidates(a: StoredTensor, b: StoredTensor, model: Model | None) -> Iterator[tuple[str, StoredTensor]]:
     if len(b.shape) in (2, 3):
-        yield "equal when transposed", cuts.turned(b)
+        yield "equal when transposed", cuts.transpose_tensor(b)
     if a.shape != b.shape or not b.shape or b.shape[0] < 2:
         return
     spot = model.spot(a.name) if model is not None else None
@@ -56,10 +56,13 @@ def _candidates(a: StoredTensor, b: StoredTensor, model: Model | None) -> Iterat
     if b.shape[0] % 2 == 0 and not a.part:
         first, second = cuts.halves(b)
         gated = spot is not None and spot.rule.form in (rules.FC1, rules.HALVES)
-        yield ("equal with gate and up exchanged" if gated else "equal with its two halves of rows exchanged"), joined([second, first])
+        yield (
+            ("equal with gate and up exchanged" if gated else "equal with its two halves of rows exchanged"),
+            concatenate_tensors([second, first]),
+        )
         yield (
             "equal when its halves take turns row by row: the run has two halves, the golden run alternates",
-            joined(cuts.halves(b, alternating=True)),
+            concatenate_tensors(cuts.halves(b, alternating=True)),
         )
 
 
@@ -72,7 +75,10 @@ def _qkv_orders(b: StoredTensor, heads: Heads) -> Iterator[tuple[str, StoredTens
         yield f"equal when the golden run is read as blocks {words} and the run by key/value head", _grouped(parts, heads)
         if heads.groups > 1 and order != "qkv":
             per = {x: sizes[x] // heads.groups for x in "qkv"}
-            yield f"equal when the rows of each head group of the golden run are {words}", joined(_reordered(b, order, per, heads.groups))
+            yield (
+                f"equal when the rows of each head group of the golden run are {words}",
+                concatenate_tensors(_reordered(b, order, per, heads.groups)),
+            )
 
 
 def _reordered(b: StoredTensor, order: str, per: dict[str, int], groups: int) -> list[StoredTensor]:
@@ -87,7 +93,7 @@ def _grouped(parts: dict[str, StoredTensor], heads: Heads) -> StoredTensor:
     """Blocks of q, k and v put together by group."""
     groups = heads.groups
     cut = {x: cuts.blocks(part, [part.shape[0] // groups] * groups, [""] * groups) for x, part in parts.items()}
-    return joined([cut[x][g] for g in range(groups) for x in "qkv"])
+    return concatenate_tensors([cut[x][g] for g in range(groups) for x in "qkv"])
 
 
 def _paired(b: StoredTensor, size: int) -> StoredTensor:
@@ -98,7 +104,7 @@ def _paired(b: StoredTensor, size: int) -> StoredTensor:
         low, high = cuts.halves(head, ("", ""))
         for i in range(size // 2):
             pieces += [_row(low, i), _row(high, i)]
-    return joined(pieces)
+    return concatenate_tensors(pieces)
 
 
 def _row(tensor: StoredTensor, i: int) -> StoredTensor:
@@ -145,7 +151,7 @@ def _slices(a: StoredTensor, b: StoredTensor) -> Iterator[tuple[str, StoredTenso
         yield Sentence("elements"), a, b
     elif len(a.shape) == 2:
         yield Sentence("rows"), a, b
-        yield Sentence("columns"), cuts.turned(a), cuts.turned(b)
+        yield Sentence("columns"), cuts.transpose_tensor(a), cuts.transpose_tensor(b)
     elif len(a.shape) > 2:
         yield Sentence("slices of dimension 0"), a, b
 

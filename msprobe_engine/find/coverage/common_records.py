@@ -103,7 +103,7 @@ def say_one_sided(found: Divergence) -> bool:
         one_sided = walker.measured.one_sided & ~given[:, None]
         for sentence in missing_statistics.sentences(*sides, one_sided, *unpaired):
             said = True
-            walker.side.say(sentence)
+            walker.side.add_problem(sentence)
         said = say_contradictions(*sides, walker.rows) or said
     return said
 

@@ -30,7 +30,7 @@ from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
 from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.find.nonfinite.trace import module_path
-from msprobe_engine.formats.monitor.alert_order import Group, folded, in_order
+from msprobe_engine.formats.monitor.alert_order import Group, in_order, merge_equal_alerts
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.completeness import began_later, missing_parts, other_runs, steps_on_one_side, still_running
 from msprobe_engine.formats.monitor.reader import Run
@@ -46,7 +46,7 @@ def diagnose_monitor(run: Run) -> Diagnosis:
     found = Diagnosis()
     found.looked_at = {"monitor": str(run.path), "ranks": len(run.ranks)}
     loaded = load(run.path)
-    groups = folded(in_order(loaded.anomalies))
+    groups = merge_equal_alerts(in_order(loaded.anomalies))
     critical = [group for group in groups if group.first.critical] or groups
     found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
     found.remarks = loaded.notes

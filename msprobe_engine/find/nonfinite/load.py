@@ -128,9 +128,11 @@ def load_rank(
         del dump.stacks  # and they are read again where a finding asks for them: those of all ranks are larger than all else
     odd = dict.fromkeys(dump.op[row] for row, shape in enumerate(dump.shape) if type(shape) is str and row not in dump.values)
     if odd:
-        dump.say(f"{file}: {len(odd):,} records have a shape that is no list of integers, the first is {dump.ops[next(iter(odd))][:120]!r}")
+        dump.add_problem(
+            f"{file}: {len(odd):,} records have a shape that is no list of integers, the first is {dump.ops[next(iter(odd))][:120]!r}"
+        )
     if unsearched := made.unsearched:
-        dump.say(Sentence(UNSEARCHED, file, f"{len(unsearched):,}", unsearched[0][:120]))
+        dump.add_problem(Sentence(UNSEARCHED, file, f"{len(unsearched):,}", unsearched[0][:120]))
     problems += dump.problems
     if sides is not None:
         sides[rank] = dump

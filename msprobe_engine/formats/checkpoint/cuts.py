@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, dropped, joined, permuted, rows
+from msprobe_engine.formats.checkpoint.model import Box, StoredTensor, concatenate_tensors, drop_dimension, permute_boxes, rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,12 +56,12 @@ def width_of(tensor: StoredTensor) -> int:
     return width
 
 
-def named(tensor: StoredTensor, part: str) -> StoredTensor:
+def name_part(tensor: StoredTensor, part: str) -> StoredTensor:
     """The tensor as `part` of what it was, after a part it already was."""
     return replace(tensor, part=f"{tensor.part} {part}".strip())
 
 
-def turned(tensor: StoredTensor, order: Iterable[int] | None = None) -> StoredTensor:
+def transpose_tensor(tensor: StoredTensor, order: Iterable[int] | None = None) -> StoredTensor:
     """The tensor with its dimensions in another order; the last two exchanged where no order is given (nothing happens below two)."""
     n = len(tensor.shape)
     if n < 2:
@@ -70,8 +70,8 @@ def turned(tensor: StoredTensor, order: Iterable[int] | None = None) -> StoredTe
     return replace(
         tensor,
         shape=tuple(tensor.shape[d] for d in way),
-        boxes=permuted(tensor.boxes, way),
-        copies=permuted(tensor.copies, way),
+        boxes=permute_boxes(tensor.boxes, way),
+        copies=permute_boxes(tensor.copies, way),
     )
 
 
@@ -112,7 +112,7 @@ def halves(tensor: StoredTensor, names: tuple[str, str] = ("gate", "up"), *, alt
     if n % 2:
         raise DumpFormatError(f"{tensor.key}: {n} rows do not hold {names[0]} and {names[1]} of one size")
     if alternating:
-        return [named(every(tensor, i, 2), name) for i, name in enumerate(names)]
+        return [name_part(every(tensor, i, 2), name) for i, name in enumerate(names)]
     return blocks(tensor, [n // 2, n // 2], names)
 
 
@@ -124,7 +124,7 @@ def blocks(tensor: StoredTensor, sizes: Iterable[int], names: Iterable[str]) -> 
     """
     width, at, found = width_of(tensor), 0, []
     for size, name in zip(sizes, names):
-        found.append(named(rows(tensor, at, size, width), name))
+        found.append(name_part(rows(tensor, at, size, width), name))
         at += size
     if at != tensor.shape[0]:
         raise DumpFormatError(f"{tensor.key}: has {tensor.shape[0]} rows; its parts together have {at}")
@@ -152,7 +152,7 @@ def grouped_qkv(tensor: StoredTensor, heads: Heads) -> list[StoredTensor]:
         pieces = [rows(tensor, group * per_group + at, one, width) for group in range(heads.groups)]
         if name == "q" and heads.gated:
             pieces = [part for piece in pieces for part in _gates_behind_heads(piece, heads.size, width)]
-        found.append(named(joined(pieces), name))
+        found.append(name_part(concatenate_tensors(pieces), name))
         at += one
     return found
 
@@ -163,13 +163,13 @@ def _gates_behind_heads(piece: StoredTensor, size: int, width: int) -> list[Stor
     return [rows(piece, at + i * size, size, width) for i in range(half // size) for at in (0, half)]
 
 
-def unstacked(tensor: StoredTensor) -> list[StoredTensor]:
+def split_stack(tensor: StoredTensor) -> list[StoredTensor]:
     """The slices of dimension 0 (experts), without that dimension."""
     width, found = width_of(tensor), []
     for i in range(tensor.shape[0]):
         row = rows(tensor, i, 1, width)
-        row = replace(row, shape=row.shape[1:], boxes=dropped(row.boxes, 0), copies=dropped(row.copies, 0))
-        found.append(named(row, f"expert {i}"))
+        row = replace(row, shape=row.shape[1:], boxes=drop_dimension(row.boxes, 0), copies=drop_dimension(row.copies, 0))
+        found.append(name_part(row, f"expert {i}"))
     return found
 
 
@@ -185,7 +185,7 @@ def half_rotation(tensor: StoredTensor, head_dim: int) -> StoredTensor:
     for at in range(0, tensor.shape[0], head_dim):
         head = rows(tensor, at, head_dim, width)
         pieces += [every(head, 0, 2), every(head, 1, 2)]
-    return joined(pieces)
+    return concatenate_tensors(pieces)
 
 
 Cut = Callable[[StoredTensor], list[StoredTensor]]

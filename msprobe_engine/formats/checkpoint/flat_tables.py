@@ -106,7 +106,7 @@ def _inside(value: Inert) -> list[tuple[str, Any]] | None:
 
 
 def _key(key: Any) -> str:
-    return key if isinstance(key, str) else str(key) if isinstance(key, (int, float, bool)) else _spelled(key)
+    return key if isinstance(key, str) else str(key) if isinstance(key, (int, float, bool)) else _format_object(key)
 
 
 def text_of(value: Any) -> Any:
@@ -125,7 +125,7 @@ def text_of(value: Any) -> Any:
     if isinstance(value, Inert):
         if value.cls.startswith("pathlib.") and all(type(part) is str for part in value.args):
             return str(PurePosixPath(*value.args))
-        return _spelled(value)
+        return _format_object(value)
     return str(value)
 
 
@@ -135,7 +135,7 @@ class _Mark(NamedTuple):
     text: str
 
 
-def _spelled(value: Any) -> str:
+def _format_object(value: Any) -> str:
     """An object and what it would be called with: ``torch.device('cpu')``; without recursion, for it may be nested however deep."""
     out: list[str] = []
     waiting: list[Any] = [value]

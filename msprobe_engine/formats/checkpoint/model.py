@@ -198,12 +198,12 @@ def narrow(boxes: Iterable[Box], dim: int, first: int, count: int, width: int) -
     return tuple(found)
 
 
-def shifted(boxes: Iterable[Box], dim: int, by: int) -> tuple[Box, ...]:
+def shift_boxes(boxes: Iterable[Box], dim: int, by: int) -> tuple[Box, ...]:
     """`boxes` further on in dimension `dim`."""
     return tuple(replace(box, offsets=_with(box.offsets, dim, box.offsets[dim] + by)) for box in boxes)
 
 
-def dropped(boxes: Iterable[Box], dim: int) -> tuple[Box, ...]:
+def drop_dimension(boxes: Iterable[Box], dim: int) -> tuple[Box, ...]:
     """`boxes` without dimension `dim`, which has one element."""
     return tuple(
         replace(box, offsets=_without(box.offsets, dim), sizes=_without(box.sizes, dim), strides=_without(box.strides, dim))
@@ -211,7 +211,7 @@ def dropped(boxes: Iterable[Box], dim: int) -> tuple[Box, ...]:
     )
 
 
-def permuted(boxes: Iterable[Box], order: Sequence[int]) -> tuple[Box, ...]:
+def permute_boxes(boxes: Iterable[Box], order: Sequence[int]) -> tuple[Box, ...]:
     """`boxes` of the tensor with its dimensions in another order, as ``numpy.transpose``."""
     return tuple(
         replace(
@@ -242,7 +242,7 @@ def rows(tensor: StoredTensor, first: int, count: int, width: int, dim: int = 0)
     )
 
 
-def joined(parts: Sequence[StoredTensor], dim: int = 0) -> StoredTensor:
+def concatenate_tensors(parts: Sequence[StoredTensor], dim: int = 0) -> StoredTensor:
     """The tensors one behind the other along `dim`, with the name of the first.
 
     Raises:
@@ -258,8 +258,8 @@ def joined(parts: Sequence[StoredTensor], dim: int = 0) -> StoredTensor:
                 f"{head.key}: pieces of {head.dtype} {list(head.shape)} and {part.dtype} {list(part.shape)} cannot be put together along "
                 f"dimension {dim}; the ranks' files do not belong together"
             )
-        boxes += shifted(part.boxes, dim, at)
-        copies += shifted(part.copies, dim, at)
+        boxes += shift_boxes(part.boxes, dim, at)
+        copies += shift_boxes(part.copies, dim, at)
         at += part.shape[dim]
     return replace(head, shape=_with(head.shape, dim, at), boxes=tuple(boxes), copies=tuple(copies))
 

@@ -147,7 +147,7 @@ def reader_of(path: Path) -> Format:
     """
     found = _format(path)
     if found is None:
-        raise DumpFormatError(_nothing(path))
+        raise DumpFormatError(_describe_unrecognised(path))
     return found
 
 
@@ -183,7 +183,7 @@ def locate(path: Path) -> tuple[Path, list[str]]:
     if inside:
         shown = ", ".join(one_line(str(found.relative_to(path))) for found in inside[:_MAX_SHOWN]) + (" ..." if inside[_MAX_SHOWN:] else "")
         raise DumpFormatError(f"{path}: holds {len(inside)} checkpoints ({shown}) and no file that names one; give one of them")
-    raise DumpFormatError(_nothing(path))
+    raise DumpFormatError(_describe_unrecognised(path))
 
 
 def meant(path: Path) -> list[Path]:
@@ -248,7 +248,7 @@ def _tag(root: Path) -> Path:
     return root / text
 
 
-def _nothing(path: Path) -> str:
+def _describe_unrecognised(path: Path) -> str:
     if path.is_dir():
         names = sorted(entries(path))
         shown = ", ".join(one_line(name) for name in names[:_MAX_SHOWN]) or "nothing"

@@ -75,7 +75,7 @@ def optimizer_parts(
     """
     out = OptimizerParts()
     groups = [group if isinstance(group, dict) else {} for group in tree["param_groups"]]
-    members = [[number for number in _listed(group.get("params")) if isinstance(number, (int, str))] for group in groups]
+    members = [[number for number in _as_sequence(group.get("params")) if isinstance(number, (int, str))] for group in groups]
     states: dict[Any, Any] = tree["state"]
     names = _names(groups, members, states, [parameters, *others], ordered, prefix, out.notes)
     for number, state in states.items():
@@ -113,7 +113,7 @@ def optimizer_parts(
     return out
 
 
-def _listed(value: Any) -> Sequence[Any]:
+def _as_sequence(value: Any) -> Sequence[Any]:
     return value if isinstance(value, (list, tuple)) else ()
 
 

@@ -76,7 +76,7 @@ class _Gather:
         width = to.dtype.itemsize
         split, hull = self._unit(sizes, strides, width)
         if split == 0:
-            self._staged(start, hull, 0, 1, sizes, strides, to[None])
+            self._read_through_stage(start, hull, 0, 1, sizes, strides, to[None])
             return
         first: tuple[Any, ...] = (*(0,) * split, ...)
         direct = hull == math.prod(sizes[split:]) * width and to[first].flags.c_contiguous
@@ -87,7 +87,7 @@ class _Gather:
             if direct:
                 self._reads.read_runs(self._file, at, hull, strides[split - 1], sizes[split - 1], part, part.strides[0])
             else:
-                self._staged(at, hull, strides[split - 1], sizes[split - 1], sizes[split:], strides[split:], part)
+                self._read_through_stage(at, hull, strides[split - 1], sizes[split - 1], sizes[split:], strides[split:], part)
 
     def _unit(self, sizes: list[int], strides: list[int], width: int) -> tuple[int, int]:
         """The first of the dimensions that are read in one go, and the bytes from their first element to their last."""
@@ -99,7 +99,9 @@ class _Gather:
             split, hull = split - 1, wider
         return split, hull
 
-    def _staged(self, start: int, hull: int, stride: int, count: int, sizes: list[int], strides: list[int], to: npt.NDArray[Any]) -> None:
+    def _read_through_stage(
+        self, start: int, hull: int, stride: int, count: int, sizes: list[int], strides: list[int], to: npt.NDArray[Any]
+    ) -> None:
         """`count` units, as many at a time as the stage holds, and from there to their places."""
         width = to.dtype.itemsize
         step = -(-hull // width) * width

@@ -33,9 +33,9 @@ def missing_ranks(dump: DumpDirectory, step: int, ranks: Collection[int] = ()) -
     found += of_earlier_runs(dump, step)
     names = dump.empty_ranks(step)
     known, told = _absent_ranks(dump, step, names)
-    if listed := _listed(known, ranks):
+    if listed := _format_ranks(known, ranks):
         found.append(Sentence("{0}, step {1}: no directory of ranks {2}, which other steps have", dump.root, step, listed))
-    if listed := _listed(told, ranks):
+    if listed := _format_ranks(told, ranks):
         template = "{0}, step {1}: no directory of ranks {2}, which the run had: had they no probe, or is it a copy of a part?"
         found.append(Sentence(template, dump.root, step, listed))
     if not names:
@@ -77,7 +77,7 @@ def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tup
     return sorted(known), sorted(told - absent - known)
 
 
-def _listed(absent: Sequence[int], wanted: Collection[int]) -> str:
+def _format_ranks(absent: Sequence[int], wanted: Collection[int]) -> str:
     """Those of some ranks that are wanted, of many the first ones; "" without one."""
     return some([rank for rank in absent if not wanted or rank in wanted])
 

@@ -159,7 +159,9 @@ class DumpTable:
         which `problems` says."""
         found, odd = stack_lines(self._beside(layout.STACK))
         if odd:
-            self.say(Sentence("{0}: {1} stacks are no lists of lines of text and are left out", self.path.parent / layout.STACK, odd))
+            self.add_problem(
+                Sentence("{0}: {1} stacks are no lists of lines of text and are left out", self.path.parent / layout.STACK, odd)
+            )
         return found
 
     @cached_property
@@ -229,12 +231,12 @@ class DumpTable:
         try:
             return self.companion(name)
         except FileNotFoundError:
-            self.say(Sentence("{0}: is a link to nothing; compared without it", self.path if inside else file))
+            self.add_problem(Sentence("{0}: is a link to nothing; compared without it", self.path if inside else file))
         except DumpFormatError as error:
-            self.say(("" if inside else cut_off_companion(file)) or Sentence("{0}. Compared without it", error))
+            self.add_problem(("" if inside else cut_off_companion(file)) or Sentence("{0}. Compared without it", error))
         return {}
 
-    def say(self, problem: str) -> None:
+    def add_problem(self, problem: str) -> None:
         """Add to `problems`, once."""
         if problem not in self.problems:
             self.problems.append(problem)

@@ -132,14 +132,14 @@ def decode(data: bytes, where: str) -> LoggedFrame:
         raise DumpFormatError(f"{where}: the layout in the frame log cannot be unpacked ({error})") from None
     if len(plain) != size:
         raise DumpFormatError(f"{where}: the layout in the frame log has {len(plain)} bytes, its header says {size}")
-    text, ops, stack, construct = _split(plain, n_text, 16 * n_ops, n_stack, n_construct)
-    head, slots, floats, rows = _split(rest, n_head, 4 * n_slots, 8 * n_floats, 8 * WORDS * n_rows)
+    text, ops, stack, construct = _split_sections(plain, n_text, 16 * n_ops, n_stack, n_construct)
+    head, slots, floats, rows = _split_sections(rest, n_head, 4 * n_slots, 8 * n_floats, 8 * WORDS * n_rows)
     template = Template(text, np.frombuffer(ops, "<i4").reshape(-1, 4))
     matrix = np.frombuffer(rows, "<f8").reshape(-1, WORDS)
     return LoggedFrame(step, rank, head, template, np.frombuffer(slots, "<i4"), np.frombuffer(floats, "<f8"), matrix, stack, construct)
 
 
-def _split(data: bytes, *sizes: int) -> list[bytes]:
+def _split_sections(data: bytes, *sizes: int) -> list[bytes]:
     parts, at = [], 0
     for size in sizes:
         parts.append(data[at : at + size])
@@ -179,5 +179,5 @@ def why_unfinished(directory: Path) -> str:
         document = parse_json(content)
     except (OSError, TextError):
         return ""
-    said = loss_causes.sentences(loss_causes.checked(document.get("why"))) if isinstance(document, dict) else []
+    said = loss_causes.sentences(loss_causes.parse_causes(document.get("why"))) if isinstance(document, dict) else []
     return said[0] if said else ""

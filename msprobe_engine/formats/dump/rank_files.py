@@ -174,7 +174,7 @@ def missing_companions(file: Path, header: Mapping[str, Any]) -> list[str]:
     if file.name != layout.DUMP:
         return []
     cut = [cut_off_companion(file.parent / name) for name in outside if name not in absent]
-    return [sentence for sentence in cut if sentence] + _missing(file, header, absent)
+    return [sentence for sentence in cut if sentence] + _describe_missing_files(file, header, absent)
 
 
 def cut_off_companion(file: Path) -> str:
@@ -193,7 +193,7 @@ def cut_off_companion(file: Path) -> str:
     )
 
 
-def _missing(file: Path, header: Mapping[str, Any], absent: Sequence[str]) -> list[str]:
+def _describe_missing_files(file: Path, header: Mapping[str, Any], absent: Sequence[str]) -> list[str]:
     if not absent:
         return []
     written = header.get(layout.WRITTEN_WITH)

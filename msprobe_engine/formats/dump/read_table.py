@@ -29,7 +29,7 @@ def read_side(path: Path | str) -> DumpTable:
     with guard_reading(path, "a dump"), collection_paused(), open_records(side.path) as records:
         reader = fill(side, records)
     if reader.left_out:
-        side.say(
+        side.add_problem(
             Sentence(
                 "{0}: {1} records or values are damaged and left out, the first is {2}",
                 side.path,
@@ -56,8 +56,8 @@ def say_missing(side: DumpTable, repeated: int, whole: bool = False) -> None:
     read to its end."""
     if side.task not in _TASKS:
         template = "{0}: the task {1} is not known, and what its records hold is a guess; they are read as those of task statistics"
-        side.say(Sentence(template, side.path, repr(side.task)))
+        side.add_problem(Sentence(template, side.path, repr(side.task)))
     for problem in missing_records(side.path, side.header, len(side.ops), recovered=side.recovered, repeated=repeated):
-        side.say(problem)
+        side.add_problem(problem)
     for problem in () if side.recovered or whole else missing_companions(side.path, side.header):
-        side.say(problem)
+        side.add_problem(problem)

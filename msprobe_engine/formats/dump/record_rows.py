@@ -46,7 +46,7 @@ class RowReader:
 
     def block(self, records: dict[str, Any]) -> None:
         """Append the records of a part of the file."""
-        rows = _compiled()
+        rows = _load_native()
         if rows is not None and type(records) is dict:
             rows.block(records, self, self._side, self._texts)
             return
@@ -248,7 +248,7 @@ class RowReader:
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> ModuleType | None:
+def _load_native() -> ModuleType | None:
     try:
         return importlib.import_module("msprobe_engine.native._siderows")
     except ImportError:

@@ -145,7 +145,7 @@ def open_step_file(path: Path) -> BinaryIO:
     try:
         return open_input(path)
     except (FileNotFoundError, NotADirectoryError):
-        kept = _kept(path)
+        kept = _find_in_ring(path)
         if kept is None:
             raise
     return open_part(*kept)
@@ -161,22 +161,22 @@ def size_of_step_file(path: Path) -> int:
     """Bytes of what `open_step_file` opens; 0 where there is nothing."""
     if path.is_file():
         return path.stat().st_size
-    kept = _kept(path)
+    kept = _find_in_ring(path)
     return 0 if kept is None else kept[2] - kept[1]
 
 
 def holder_of(path: Path) -> Path:
     """The file that changes when what `open_step_file` opens does."""
-    kept = None if path.exists() else _kept(path)
+    kept = None if path.exists() else _find_in_ring(path)
     return path if kept is None else kept[0]
 
 
 def has_step_file(path: Path) -> bool:
     """Is there something at a path for `open_step_file`?"""
-    return path.exists() or _kept(path) is not None
+    return path.exists() or _find_in_ring(path) is not None
 
 
-def _kept(path: Path) -> tuple[Path, int, int] | None:
+def _find_in_ring(path: Path) -> tuple[Path, int, int] | None:
     """Where the ring had kept what would be at a path."""
     rank, step = layout.rank_of(path.parent.name), layout.step_of(path.parent.parent.name)
     if path.name != layout.DUMP or rank is None or step is None:

@@ -149,7 +149,7 @@ def _leaf(side: DumpTable, path: Path) -> dict[str, Any] | None:
             found = rows.read_row(row[0])
             leaf: dict[str, Any] = {**_LEAF, "dtype": _dtype(tensor.dtype, path.name), "shape": list(tensor.shape)}
     except DumpFormatError as error:
-        side.say(f"{error}. Compared without it")
+        side.add_problem(f"{error}. Compared without it")
         return None
     leaf |= {"Max": found.max, "Min": found.min, "Mean": found.mean, "Norm": found.norm}
     return leaf | {"nan_count": found.nans, "inf_count": found.infs} if found.nonfinite else leaf

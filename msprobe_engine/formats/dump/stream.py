@@ -124,14 +124,14 @@ def _in_blocks(path: Path, head: bytes, file: BinaryIO, rest: bytes, size: int) 
 def _in_one_piece(data: bytes, path: Path, recovered: bool = False) -> Records:
     repeated = of_data = 0
 
-    def made(items: list[tuple[str, Any]]) -> dict[str, Any]:
+    def build_object(items: list[tuple[str, Any]]) -> dict[str, Any]:
         nonlocal repeated, of_data
         found = dict(items)
         repeated += len(items) - len(found)
         of_data = sum(key == "data" for key, _ in items) if len(items) > len(found) else 0  # the object that ends last is the whole file
         return found
 
-    document = parse_object(data, path, made)
+    document = parse_object(data, path, build_object)
     if of_data > 1:
         raise _two_data(path)
     records = document.pop("data", None)

@@ -109,7 +109,7 @@ class GradComparator:
             UsageError: they have no rank or step in common.
             DumpFormatError: a file is damaged.
         """
-        return _logged(compare_runs(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
+        return _log_remarks(compare_runs(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
 
     @staticmethod
     def compare(path1: str | Path, path2: str | Path, output_dir: str | Path, *, plots: bool = True) -> list[Suspect]:
@@ -125,14 +125,14 @@ class GradComparator:
             UsageError: they have no step in common.
             DumpFormatError: a file is damaged.
         """
-        return _logged(compare_one(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
+        return _log_remarks(compare_one(Path(path1), Path(path2), Path(output_dir), plots=plots)).suspects
 
 
 def _each(items: Iterable[Any], _what: str) -> Iterable[Any]:
     return items
 
 
-def _logged(found: Compared) -> Compared:
+def _log_remarks(found: Compared) -> Compared:
     for line in (*found.notes, *found.problems):
         _log.warning("%s", line)
     return found

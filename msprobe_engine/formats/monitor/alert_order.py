@@ -203,7 +203,7 @@ def _by_call(floating: Sequence[Anomaly], placed: Sequence[Located]) -> list[Loc
     return out
 
 
-def folded(ordered: Iterable[Located]) -> list[Group]:
+def merge_equal_alerts(ordered: Iterable[Located]) -> list[Group]:
     """Alerts that several ranks of a stage agree on as one, at the place of the first."""
     firsts: dict[tuple[Any, ...], Located] = {}
     ranks: dict[tuple[Any, ...], set[int]] = {}
@@ -249,7 +249,7 @@ def analyze(path: Path, output: Path | None = None, top: int = 8, steps: Collect
     """
     found = load(path)
     wanted = [a for a in found.anomalies if not steps or a.step in steps]
-    groups = folded(in_order(wanted))
+    groups = merge_equal_alerts(in_order(wanted))
     critical = next((i for i, group in enumerate(groups) if group.first.critical), 0)
     directory = output if output is not None else path if path.is_dir() else path.parent
     make_directory(directory, "analysis of alerts")

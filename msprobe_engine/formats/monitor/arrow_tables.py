@@ -19,7 +19,7 @@ from msprobe_engine.core.errors import needs_extra
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key
-from msprobe_engine.formats.monitor.run_layout import Launch, launch_of, of_other_runs, said
+from msprobe_engine.formats.monitor.run_layout import Launch, describe_skipped_launch, launch_of, of_other_runs
 from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, series_of, whole
 
 SCALAR, VALUE = "scalar", "value"
@@ -81,7 +81,7 @@ def table_of(
     return pa.table(columns)
 
 
-def joined(tables: Sequence[Any]) -> Any:
+def concatenate_tables(tables: Sequence[Any]) -> Any:
     """One table of several, whose statistics may differ."""
     return arrow().concat_tables(tables, promote_options="default")
 
@@ -109,7 +109,7 @@ class ParquetSource:
             left = {launch.key for launch in self._others[rank]}
             self._parts[rank] = [(path, part) for _, path, part, launch in parts if launch.key not in left]
             for other in self._others[rank]:
-                self._note(parts[-1][1], said(other, launches[-1]))
+                self._add_problem(parts[-1][1], describe_skipped_launch(other, launches[-1]))
 
     def _open(self, path: Path) -> Any:
         pa = arrow()
@@ -117,17 +117,17 @@ class ParquetSource:
             part = pa.parquet.read_table(pa.BufferReader(read_input(path, _LARGEST)))
             usable = all(name in part.column_names for name in _PLACE) and pa.types.is_integer(part.schema.field("step").type)
         except (OSError, ValueError, pa.ArrowException) as error:
-            self._note(path, f"cannot be read: {type(error).__name__}")
+            self._add_problem(path, f"cannot be read: {type(error).__name__}")
             return None
         if not usable:
-            self._note(path, _WHAT)
+            self._add_problem(path, _WHAT)
             return None
         if without := part.column("step").null_count:
-            self._note(path, "row without a step: left out", without)
+            self._add_problem(path, "row without a step: left out", without)
             part = part.filter(pa.compute.is_valid(part.column("step")))
         return part
 
-    def _note(self, path: Path, what: str, times: int = 1) -> None:
+    def _add_problem(self, path: Path, what: str, times: int = 1) -> None:
         self.problems.setdefault(str(path), Counter())[what] += times
 
     def ranks(self) -> list[int]:
@@ -154,7 +154,7 @@ class ParquetSource:
             keys = [checked_key(*key) for key in zip(*(rows.column(name).to_pylist() for name in _KEY))]
             ids = np.array([-1 if key is None else builder.keys[key] for key in keys], np.int64)
             if wrong := int((ids < 0).sum()):
-                self._note(path, "row without a name: left out", wrong)
+                self._add_problem(path, "row without a name: left out", wrong)
             for key, shape, dtype in zip(keys, rows.column("shape").to_pylist(), rows.column("dtype").to_pylist()):
                 if key is not None and shape is not None and dtype is not None:
                     builder.add_kind(key, str(shape), str(dtype))
@@ -177,7 +177,7 @@ class ParquetSource:
             alerts = _json(part, ALERTS).get("alerts") or []
             out += [found for alert in alerts if (found := checked_alert(alert, problems)) is not None]
             for what, times in problems.items():
-                self._note(path, what, times)
+                self._add_problem(path, what, times)
         return out
 
 

@@ -49,13 +49,13 @@ def remarks(run: Run) -> list[str]:
     that are in no optimizer, ranks that left tensors to others, and names of a framework that its version lacks, with the part of the
     probe that is off for it."""
     found: list[str] = []
-    if said := _said(run, "masks", "tensors"):
+    if said := _find_remarks(run, "masks", "tensors"):
         ranks, count, facts = said
         template = "{0}: -Inf in {1} activations of {2} did no harm and was taken for that of masks, the first is {3} in step {4}"
         if count == 1:
             template = "{0}: -Inf in {1} activation of {2} did no harm and was taken for that of masks: {3} in step {4}"
         found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"], facts.get("step")))
-    if said := _said(run, "without_optimizer", "parameters"):
+    if said := _find_remarks(run, "without_optimizer", "parameters"):
         ranks, count, facts = said
         template = "{0}: {1} parameters of {2} are in no optimizer and have no update statistics, the first is {3}"
         if count == 1:
@@ -81,7 +81,7 @@ def _tensors_of(run: Run, rank: int) -> list[str]:
     return [one_line(str(one)) for one in ranks] if isinstance(ranks, list) else []
 
 
-def _said(run: Run, key: str, number: str) -> tuple[list[int], int, Mapping[str, Any]] | None:
+def _find_remarks(run: Run, key: str, number: str) -> tuple[list[int], int, Mapping[str, Any]] | None:
     """Ranks that have a remark, the largest number in it, and the first one."""
     told = {rank: facts for rank in run.ranks if isinstance(facts := run.info(rank).get(key), Mapping)}
     told = {rank: facts for rank, facts in told.items() if isinstance(facts.get("first"), str) and whole(facts.get(number))}
@@ -92,7 +92,7 @@ def _said(run: Run, key: str, number: str) -> tuple[list[int], int, Mapping[str,
 
 def still_running(run: Run) -> list[str]:
     """A sentence where processes of the run live on this machine: what is here is what they have written so far."""
-    last = {rank: _last_whole(run, rank) for rank, process in _unclosed(run).items() if process.runs()}
+    last = {rank: _last_whole(run, rank) for rank, process in _find_unclosed_ranks(run).items() if process.runs()}
     if not last:
         return []
     template = "{0}: {1} still run; the last step that is whole so far is {2}"
@@ -205,7 +205,7 @@ def _missing_steps(run: Run) -> Iterator[str]:
             yield Sentence("{0}: no {1} of {2}, which other ranks have", run.path, steps_text(inner), ranks_text(ranks))
 
 
-def _unclosed(run: Run) -> dict[int, Process]:
+def _find_unclosed_ranks(run: Run) -> dict[int, Process]:
     """Ranks whose last launch has not closed its files, and who writes or wrote them."""
     found = {}
     for rank in run.ranks:
@@ -222,7 +222,7 @@ def _last_whole(run: Run, rank: int) -> int | None:
 
 def _cut_off(run: Run) -> Iterator[str]:
     where: dict[tuple[str, int | None], list[int]] = {}
-    for rank, process in _unclosed(run).items():
+    for rank, process in _find_unclosed_ranks(run).items():
         runs = process.runs()
         if not runs:
             host = "" if runs is False else process.host or "another host"
@@ -259,7 +259,7 @@ def _losses(run: Run) -> Iterator[str]:
             for name, loss in (kept.lost if kept is not None else {}).items():
                 where.setdefault((name, loss), set()).add(rank)
     for (name, loss), ranks in islice(where.items(), _MOST):
-        yield losses.said(run.path, name, ranks_text(sorted(ranks)), loss)
+        yield losses.describe_loss(run.path, name, ranks_text(sorted(ranks)), loss)
 
 
 def _other_settings(run: Run) -> Iterator[str]:
@@ -277,12 +277,12 @@ def _other_settings(run: Run) -> Iterator[str]:
     for text, ranks in islice(alike.items(), _MOST + 1):
         if text != usual:
             keys = [key for key in facts[text] | facts[usual] if facts[text].get(key) != facts[usual].get(key)]
-            said = some([f"{key} {_shown(facts[text].get(key))} / {_shown(facts[usual].get(key))}" for key in keys], 4)
+            said = some([f"{key} {_format_value(facts[text].get(key))} / {_format_value(facts[usual].get(key))}" for key in keys], 4)
             template = "{0}: {1} recorded by other settings than {2}: {3}; what only some ranks have was not compared between ranks"
             yield Sentence(template, run.path, ranks_text(ranks), ranks_text(alike[usual]), said)
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     return shorten_text(json.dumps(value, default=str))
 
 

@@ -28,7 +28,7 @@ from msprobe_engine.core.io.regular_files import open_regular
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.process.processes import this_process
 from msprobe_engine.core.text.sentences import Sentence, join_sentences
-from msprobe_engine.formats.loss_causes import both, checked, sentences
+from msprobe_engine.formats.loss_causes import both, parse_causes, sentences
 
 FILE, ENDING = "losses.json", ".losses.json"
 """Its name in a directory of one rank, and the ending beside a file of one rank."""
@@ -88,10 +88,10 @@ def read_losses(path: Path) -> Kept | None:
 
 def _loss(one: Mapping[str, Any]) -> Loss:
     steps, first, last, alerts = (int(one[key]) for key in Loss._fields[:-1])
-    return Loss(steps, first, last, alerts, checked(one.get("why")))
+    return Loss(steps, first, last, alerts, parse_causes(one.get("why")))
 
 
-def said(run: object, name: str, whose: str, loss: Loss) -> Sentence:
+def describe_loss(run: object, name: str, whose: str, loss: Loss) -> Sentence:
     """What a sink has lost, of ranks or of a directory, in words."""
     template = "{0}: sink {1} of {2} has lost {3} steps, or parts of them (from step {4} to step {5}), with {6} alerts{7}"
     if loss.steps == 1 and loss.alerts == 1:
@@ -107,7 +107,7 @@ def lost_in(path: Path) -> list[str]:
     kept = read_losses(path)
     if kept is None:
         return [Sentence("{0}: cannot be read; it would tell what the run could not write", path)]
-    return [said(path, name, Sentence("this rank"), loss) for name, loss in kept.lost.items()]
+    return [describe_loss(path, name, Sentence("this rank"), loss) for name, loss in kept.lost.items()]
 
 
 class LossFile:
@@ -133,7 +133,7 @@ class LossFile:
             self._alerts += count
             self._write()
 
-    def tell(self, lost: Mapping[str, Loss]) -> None:
+    def write_losses(self, lost: Mapping[str, Loss]) -> None:
         """All that was lost since the file was opened."""
         self._lost = lost
         self._write()
@@ -200,17 +200,17 @@ class Losses:
         for file in self._files():
             file.take_over()
 
-    def note(self, name: str, loss: Loss) -> None:
+    def add_loss(self, name: str, loss: Loss) -> None:
         """A sink has not written some steps, or what it had written is gone."""
         with self._lock:
             self._lost[name] = loss.plus(self._lost.get(name))
             self._told = False
 
-    def tell(self) -> None:
+    def write_losses(self) -> None:
         """Put what is new into the files."""
         with self._lock:
             if self._told:
                 return
             self._told = True
             for file in self._files():
-                file.tell(dict(self._lost))
+                file.write_losses(dict(self._lost))

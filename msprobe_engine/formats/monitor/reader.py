@@ -157,7 +157,7 @@ class Run:
         with guard_reading(self.path, "files of a monitor"):
             found = self._source.scalars(rank)
         if (every := found.get(SAMPLES_EVERY)) is not None and len(every.steps):
-            self._thinned[rank] = _thinning(every)
+            self._thinned[rank] = _describe_thinning(every)
         return found
 
     def to_arrow(self, ranks: Sequence[int] | None = None, families: Sequence[str] | None = None) -> Any:
@@ -171,7 +171,7 @@ class Run:
         Raises:
             MissingExtraError: pyarrow is not installed.
         """
-        from msprobe_engine.formats.monitor.arrow_tables import SCALAR, VALUE, joined, table_of
+        from msprobe_engine.formats.monitor.arrow_tables import SCALAR, VALUE, concatenate_tables, table_of
 
         tables = []
         for rank in self.ranks if ranks is None else ranks:
@@ -182,7 +182,7 @@ class Run:
                 if families is None or family in families:
                     table = self.table(rank, family)
                     tables.append(table_of(rank, table.steps, family, [table.keys[i] for i in table.ids.tolist()], table.values))
-        return joined(tables or [table_of(0, 0, SCALAR, [], {VALUE: []})])
+        return concatenate_tables(tables or [table_of(0, 0, SCALAR, [], {VALUE: []})])
 
     def __repr__(self) -> str:
         return f"<Run {self.path}: {self.format}, {len(self.ranks)} ranks>"
@@ -230,7 +230,7 @@ class Run:
         return [(file, read_losses(file)) for file in dict.fromkeys(files)]
 
 
-def _thinning(every: Series) -> str:
+def _describe_thinning(every: Series) -> str:
     """What the scalar `SAMPLES_EVERY` says of a rank."""
     thinned = every.values[np.isfinite(every.values)]
     said = f"the samples of steps are missing from step {every.steps[0]} on: sinks.max_gb was nearly used up"

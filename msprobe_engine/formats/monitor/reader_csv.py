@@ -25,7 +25,15 @@ from msprobe_engine.formats.monitor import run_layout
 from msprobe_engine.formats.monitor.losses import FILE as LOSSES
 from msprobe_engine.formats.monitor.losses import read_losses
 from msprobe_engine.formats.monitor.reader_json import CUT, read_alerts
-from msprobe_engine.formats.monitor.run_layout import Launch, RankDirectory, launch_of, of_other_runs, open_file, said, scan
+from msprobe_engine.formats.monitor.run_layout import (
+    Launch,
+    RankDirectory,
+    describe_skipped_launch,
+    launch_of,
+    of_other_runs,
+    open_file,
+    scan,
+)
 from msprobe_engine.formats.monitor.series import (
     EMPTY,
     Builder,
@@ -113,7 +121,7 @@ def read_scalars(path: Path, into: dict[str, list[tuple[Integers, Floats]]]) -> 
     return problems
 
 
-def joined(parts: Sequence[tuple[Integers, Floats]]) -> Series:
+def merge_series(parts: Sequence[tuple[Integers, Floats]]) -> Series:
     """One series of the parts; of equal steps the last one stays."""
     steps, values = np.concatenate([p[0] for p in parts]), np.concatenate([p[1] for p in parts])
     order = np.argsort(steps, kind="stable")
@@ -275,7 +283,7 @@ class CsvSource:
         launches = [launch_of(directory.info) for directory in mine]
         others = of_other_runs(launches)
         for other, directory in zip(others, mine):
-            self.problems[str(directory.path)] = Counter([said(other, launches[-1])])
+            self.problems[str(directory.path)] = Counter([describe_skipped_launch(other, launches[-1])])
         self._others[rank] = others
         return mine[len(others) :]
 
@@ -295,28 +303,28 @@ class CsvSource:
         found = dict.fromkeys(family for path in self._list(rank) for family in families_of(path.name))
         found.pop(SCALARS, None)
         # What a file of the second monitor holds is known when it has been read.
-        return [family for family in found if not self._shared(rank, family) or len(self.read(rank, family).get(family, EMPTY).ids)]
+        return [family for family in found if not self._shares_file(rank, family) or len(self.read(rank, family).get(family, EMPTY).ids)]
 
     def read(self, rank: int, family: str) -> dict[str, Table]:
         builders: dict[str, Builder] = {}
         for path in self._list(rank):
             if family in families_of(path.name):
-                self._note(path, read_tables(path, lambda home: builders.setdefault(home, Builder(home))))
-        return {home: builder.table() for home, builder in builders.items() if home == family or not self._mixed(rank, home)}
+                self._add_problems(path, read_tables(path, lambda home: builders.setdefault(home, Builder(home))))
+        return {home: builder.table() for home, builder in builders.items() if home == family or not self._has_other_files(rank, home)}
 
     def scalars(self, rank: int) -> dict[str, Series]:
         found: dict[str, list[tuple[Integers, Floats]]] = {}
         for path in self._list(rank):
             if families_of(path.name) == (SCALARS,):
                 read: dict[str, list[tuple[Integers, Floats]]] = {}
-                self._note(path, read_scalars(path, read))
+                self._add_problems(path, read_scalars(path, read))
                 if INTERRUPTED in found:  # a step that was done again after a resume was not cut off
                     again = np.concatenate([steps for parts in read.values() for steps, _ in parts] or [EMPTY.steps])
                     kept = [(steps, values, ~np.isin(steps, again)) for steps, values in found[INTERRUPTED]]
                     found[INTERRUPTED] = [(steps[keep], values[keep]) for steps, values, keep in kept]
                 for name, parts in read.items():
                     found.setdefault(name, []).extend(parts)
-        return {name: joined(parts) for name, parts in found.items()}
+        return {name: merge_series(parts) for name, parts in found.items()}
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
         out: list[dict[str, Any]] = []
@@ -330,14 +338,14 @@ class CsvSource:
             damaged = sum(count for what, count in problems.items() if what != CUT)
             if len(found) + damaged < raised:
                 problems[f"{len(found)} alerts are in it, and {file} says that {raised} were raised"] += 1
-            self._note(path, problems)
+            self._add_problems(path, problems)
             out += found
         return out
 
-    def _shared(self, rank: int, family: str) -> bool:
+    def _shares_file(self, rank: int, family: str) -> bool:
         return any(family in families_of(p.name) and len(families_of(p.name)) > 1 for p in self._list(rank))
 
-    def _mixed(self, rank: int, family: str) -> bool:
+    def _has_other_files(self, rank: int, family: str) -> bool:
         # Files of other names hold this family, too: it is not complete yet.
         return len({families_of(p.name) for p in self._list(rank) if family in families_of(p.name)}) > 1
 
@@ -358,6 +366,6 @@ class CsvSource:
             self._files[rank] = files
         return self._files[rank]
 
-    def _note(self, path: Path, problems: Mapping[str, int]) -> None:
+    def _add_problems(self, path: Path, problems: Mapping[str, int]) -> None:
         if problems:
             self.problems[str(path)] = Counter(problems)

@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.json_text import parse_json
-from msprobe_engine.formats.monitor.run_layout import Launch, begins_anew, launch_of, open_file, said
+from msprobe_engine.formats.monitor.run_layout import Launch, begins_anew, describe_skipped_launch, launch_of, open_file
 from msprobe_engine.formats.monitor.series import Builder, Key, Part, Series, Table, floats, series_of, whole
 
 Problems = Counter[str]
@@ -188,7 +188,7 @@ class _Rank:
                 made = checked_alert({"step": step, **alert} if isinstance(alert, dict) else alert, problems)
                 self.alerts += [] if made is None else [made]
         for other in self.others:
-            problems[said(other, launches[-1])] += 1
+            problems[describe_skipped_launch(other, launches[-1])] += 1
         self.tables: dict[str, Table] = {family: builder.table() for family, builder in builders.items()}
         self.scalars = {name: series_of(values) for name, values in numbers.items()}
 

@@ -20,7 +20,7 @@ from msprobe_engine.core.io.damaged_files import DAMAGED
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.sqlite_file import open_database
 from msprobe_engine.formats.monitor.reader_json import checked_alert, checked_key, number
-from msprobe_engine.formats.monitor.run_layout import Launch, of_other_runs, said, stored_launch
+from msprobe_engine.formats.monitor.run_layout import Launch, describe_skipped_launch, of_other_runs, stored_launch
 from msprobe_engine.formats.monitor.series import Builder, Part, Series, Table, floats, integers, series_of, whole
 from msprobe_engine.formats.monitor.trend_db import LIMIT, stored_keys
 
@@ -36,7 +36,7 @@ class SqliteSource:
         self.problems: dict[str, Problems] = {}
         self._files: dict[int, list[Path]] = {}
         for path in files:
-            found = self._ask(path, lambda db: _column(db, "SELECT DISTINCT rank FROM trend_data")) or ()
+            found = self._query_file(path, lambda db: _column(db, "SELECT DISTINCT rank FROM trend_data")) or ()
             ranks = [rank for rank in found if isinstance(rank, int)]
             if len(ranks) < len(found):
                 self.problems.setdefault(str(path), Counter())["ranks that are no numbers: left out"] = len(found) - len(ranks)
@@ -52,7 +52,7 @@ class SqliteSource:
         def job(db: sqlite3.Connection) -> Any:
             return parse_json(_column(db, "SELECT fields FROM run_info WHERE rank = ?", rank)[0]) if _has(db, "run_info") else {}
 
-        found = [info for path in self.paths(rank) if isinstance(info := self._ask(path, job), dict)]
+        found = [info for path in self.paths(rank) if isinstance(info := self._query_file(path, job), dict)]
         return found[0] if found else {}
 
     def paths(self, rank: int) -> list[Path]:
@@ -65,7 +65,7 @@ class SqliteSource:
             metrics = set(_column(db, "SELECT DISTINCT metric_id FROM trend_data WHERE rank = ?", rank))
             return [family for metric, family in _families(db).items() if metric in metrics]
 
-        return list(dict.fromkeys(family for path in self.paths(rank) for family in self._ask(path, job) or ()))
+        return list(dict.fromkeys(family for path in self.paths(rank) for family in self._query_file(path, job) or ()))
 
     def read(self, rank: int, family: str) -> dict[str, Table]:
         builder = Builder()
@@ -74,12 +74,12 @@ class SqliteSource:
             without = _steps_of_others(db, rank)
             for metric, name in _families(db).items():
                 if name == family:
-                    _read(db, rank, metric, builder, problems, without)
+                    _read_metric(db, rank, metric, builder, problems, without)
 
         for path in self.paths(rank):
             problems: Problems = Counter()
-            self._ask(path, job)
-            self._note(path, problems)
+            self._query_file(path, job)
+            self._add_problems(path, problems)
         return {family: builder.table()}
 
     def scalars(self, rank: int) -> dict[str, Series]:
@@ -98,8 +98,8 @@ class SqliteSource:
 
         for path in self.paths(rank):
             problems: Problems = Counter()
-            self._ask(path, job)
-            self._note(path, problems)
+            self._query_file(path, job)
+            self._add_problems(path, problems)
         return {name: series_of(values) for name, values in found.items()}
 
     def alerts(self, rank: int) -> list[dict[str, Any]]:
@@ -117,26 +117,26 @@ class SqliteSource:
 
         for path in self.paths(rank):
             problems: Problems = Counter()
-            self._ask(path, job)
-            self._note(path, problems)
+            self._query_file(path, job)
+            self._add_problems(path, problems)
         return out
 
     def other_runs(self, rank: int) -> list[Launch]:
         others: list[Launch] = []
         for path in self.paths(rank):
-            launches = self._ask(path, lambda db: _launches(db, rank)) or []
+            launches = self._query_file(path, lambda db: _launches(db, rank)) or []
             mine = of_other_runs(launches)
-            self._note(path, Counter([said(other, launches[-1]) for other in mine]))
+            self._add_problems(path, Counter([describe_skipped_launch(other, launches[-1]) for other in mine]))
             others += mine
         return others
 
-    def _note(self, path: Path, problems: Problems) -> None:
+    def _add_problems(self, path: Path, problems: Problems) -> None:
         """What was left out; a second reading says the same again and does not count."""
         self.problems.setdefault(str(path), Counter()).update(
             {what: n for what, n in problems.items() if what not in self.problems[str(path)]}
         )
 
-    def _ask(self, path: Path, job: Callable[[sqlite3.Connection], Any]) -> Any:
+    def _query_file(self, path: Path, job: Callable[[sqlite3.Connection], Any]) -> Any:
         """What `job` gives; None when the file cannot be read, which is then a problem of the file."""
         try:
             with open_database(path) as db:
@@ -190,7 +190,7 @@ def _families(db: sqlite3.Connection) -> dict[int, str]:
     return {metric: _text(family) for metric, family in db.execute(query) if isinstance(metric, int)}
 
 
-def _read(
+def _read_metric(
     db: sqlite3.Connection, rank: int, metric: int, builder: Builder, problems: Problems, without: frozenset[int] = frozenset()
 ) -> None:
     ops = [row[1] for row in db.execute("PRAGMA table_info(trend_data)")][4:]

@@ -217,7 +217,7 @@ def of_other_runs(launches: Iterable[Launch]) -> list[Launch]:
     return others
 
 
-def said(other: Launch, read: Launch) -> str:
+def describe_skipped_launch(other: Launch, read: Launch) -> str:
     """What is said of a launch that was left out."""
     one, two = (launch.started or "at an unknown time" for launch in (other, read))
     return f"another run, which started {one}, is here and is not looked at; the one that is read started {two}"

@@ -231,7 +231,7 @@ class TrendDatabase:
                 there.add(op)
         names = "".join(f', "{op}"' for op in ops.values())
         marks = ", ".join("?" * (len(ops) + 4))
-        columns = [shown(values[op]) for op in ops]
+        columns = [clamp_values(values[op]) for op in ops]
         count = len(steps)
         rows = zip([rank] * count, steps, targets, [metric] * count, *columns)
         self._db.executemany(f"INSERT OR REPLACE INTO trend_data(rank, step, target_id, metric_id{names}) VALUES ({marks})", rows)
@@ -277,7 +277,7 @@ class TrendDatabase:
         """What the run says about itself, as JSON."""
         self._db.execute("INSERT OR REPLACE INTO run_info VALUES (?, ?)", (rank, fields))
 
-    def imported(self) -> dict[str, str]:
+    def read_imports(self) -> dict[str, str]:
         """What has been imported: unit to state."""
         return dict(self._db.execute("SELECT what, state FROM imports"))
 
@@ -336,7 +336,7 @@ def stored_keys(db: sqlite3.Connection) -> Iterator[tuple[int, int, str, Key]]:
         yield metric, target, family, Key(*key)
 
 
-def shown(values: Floats) -> list[float | None]:
+def clamp_values(values: Floats) -> list[float | None]:
     """Numbers as ``trend_data`` holds them: clamped, infinities just beyond, NaN as None."""
     out: list[float | None] = np.where(np.isinf(values), np.copysign(LIMIT + 1, values), np.clip(values, -LIMIT, LIMIT)).tolist()
     for i in np.flatnonzero(np.isnan(values)).tolist():

@@ -117,15 +117,15 @@ class Overview:
             lines.append(f"further runs: {', '.join(sorted(self.runs))} (what each has written is listed below, by its directory)")
         for place, steps in sorted(self.dumps.items()):
             total = sum(rank.nbytes for ranks in steps.values() for rank in ranks)
-            lines.append(f"{_named('dump', place)}: {many(len(steps), 'step')}, {size(total)}")
+            lines.append(f"{_join_name('dump', place)}: {many(len(steps), 'step')}, {size(total)}")
             lines += [f"  step {step}: {', '.join(map(_rank_text, ranks))}" for step, ranks in sorted(steps.items())]
         if self.incidents:
             lines.append(f"incidents: {len(self.incidents)}")
             lines += [f"  {place}{_incident_text(content)}" for place, content in self.incidents]
-        lines += [f"{_named('monitor', place)}: {_monitor_text(found)}" for place, found in sorted(self.monitors.items())]
+        lines += [f"{_join_name('monitor', place)}: {_monitor_text(found)}" for place, found in sorted(self.monitors.items())]
         lines += [f"tables {place}: {many(n, 'CSV file')}" for place, n in sorted(self.tables.items())]
         lines += [
-            f"{_named(kind, place)}: {many(n, 'file') + ', ' if n > 1 else ''}{size(b)}"
+            f"{_join_name(kind, place)}: {many(n, 'file') + ', ' if n > 1 else ''}{size(b)}"
             for (kind, place), (n, b) in sorted(self.others.items())
         ]
         lines += [f"TensorBoard {place}: tensorboard --logdir {self.root / place}" for place in sorted(self.events)]
@@ -151,7 +151,7 @@ class Overview:
         }
 
 
-def look(root: Path) -> Overview:
+def read_overview(root: Path) -> Overview:
     """Walk `root` (six levels deep, links are not followed).
 
     Raises:
@@ -176,7 +176,7 @@ def look(root: Path) -> Overview:
         if len(here.relative_to(root).parts) >= _MAX_DEPTH:
             directories.clear()
         if "incident.json" in files:
-            out.incidents.append((place, _read(here / "incident.json")))
+            out.incidents.append((place, _read_object(here / "incident.json")))
         rings = rings_among(here, files)
         for step, places in kept_in(rings).items():
             for at_rank in places.values():
@@ -254,7 +254,7 @@ def _step(here: Path, directories: list[str], place: str, out: Overview) -> None
 def _add_kept(out: Overview, place: str, step: int, rank: Path) -> None:
     """A step of an incident's ring, unless the rank has a directory for it, which `_rank` describes."""
     if not rank.is_dir():
-        found = RankDump(rank.name, (layout.DUMP,), 0, False, size_of_step_file(rank / layout.DUMP), lost=_lost(rank))
+        found = RankDump(rank.name, (layout.DUMP,), 0, False, size_of_step_file(rank / layout.DUMP), lost=_count_lost(rank))
         _add(out, place, step, rank.parent, [found])
 
 
@@ -278,7 +278,7 @@ def _rank(here: Path) -> RankDump:
         inside, tensor_bytes = _sizes(here / layout.TENSORS)
         packed = packed_files.INDEX in inside or any(name.endswith(".safetensors") for name in inside)
         tensors = _packed_names(here / layout.TENSORS / packed_files.INDEX) if packed else len(inside)
-    unsaved = _read(here / layout.NOT_SAVED).get("not_saved") if layout.NOT_SAVED in names else None
+    unsaved = _read_object(here / layout.NOT_SAVED).get("not_saved") if layout.NOT_SAVED in names else None
     kept = 0 if layout.DUMP in names else size_of_step_file(here / layout.DUMP)
     return RankDump(
         here.name,
@@ -289,11 +289,11 @@ def _rank(here: Path) -> RankDump:
         tensor_bytes,
         packed,
         len(unsaved) if isinstance(unsaved, list) else 0,
-        _lost(here),
+        _count_lost(here),
     )
 
 
-def _lost(rank: Path) -> str:
+def _count_lost(rank: Path) -> str:
     return counts_of(lost) if (lost := lost_parts(rank)) else ""
 
 
@@ -315,7 +315,7 @@ def _sizes(folder: Path) -> tuple[set[str], int]:
 
 
 def _packed_names(index: Path) -> int:
-    content = _read(index)
+    content = _read_object(index)
     parts = [content.get(key) for key in ("tensors", "aliases")]
     return sum(len(part) for part in parts if isinstance(part, dict)) if any(isinstance(part, dict) for part in parts) else -1
 
@@ -328,7 +328,7 @@ def _rank_text(rank: RankDump) -> str:
     return rank.name + (f" ({', '.join(marks)})" if marks else "")
 
 
-def _named(what: str, place: str) -> str:
+def _join_name(what: str, place: str) -> str:
     return what if place in (".", what) else f"{what} {place}"
 
 
@@ -363,7 +363,7 @@ def _incident_text(content: dict[str, Any]) -> str:
     return ": " + ", ".join(known) if known else ""
 
 
-def _read(path: Path) -> dict[str, Any]:
+def _read_object(path: Path) -> dict[str, Any]:
     """The JSON object in a file; {} for anything else, and for a file too large to be opened for a listing."""
     try:
         content = parse_json(read_input(path, _LARGEST))

@@ -85,7 +85,7 @@ class Elements:
         elif place.strides is None:
             words = self._contiguous(start, count, memory)
         else:
-            words = self._mapped().flat[start : start + count]
+            words = self._map_file().flat[start : start + count]
         if not place.words.isnative:
             words = words.astype(place.words.newbyteorder("="))
         values = words if place.values is None else place.values(words)
@@ -111,7 +111,7 @@ class Elements:
         words: Array = room.view(self._place.words)
         return words
 
-    def _mapped(self) -> Array:
+    def _map_file(self) -> Array:
         if self._view is None:
             place = self._place
             assert place.strides is not None
@@ -217,13 +217,13 @@ def _open(source: TensorSource) -> Elements:
         size = os.fstat(file.fileno()).st_size
         if source.format == NPY:
             return Elements(path, file, _npy(file, path, size))
-        return Elements(path, file, _packed(source) if source.format == SAFETENSORS else _pt(file, path, size))
+        return Elements(path, file, _locate_packed(source) if source.format == SAFETENSORS else _pt(file, path, size))
     except BaseException:
         file.close()
         raise
 
 
-def _packed(source: TensorSource) -> _Place:
+def _locate_packed(source: TensorSource) -> _Place:
     assert source.dtype is not None
     assert source.shape is not None
     words, values = _decoder(source.dtype, source.path)

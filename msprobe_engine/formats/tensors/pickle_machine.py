@@ -85,7 +85,7 @@ Advance = Callable[["Machine", bytes, int, list[Any], Hooks], tuple[int, list[An
 
 
 @lru_cache(maxsize=1)
-def compiled() -> Advance | None:
+def load_native() -> Advance | None:
     """The C implementation of the usual instructions, None when it was not built."""
     try:
         found: Advance = importlib.import_module("msprobe_engine.native._pickletree").advance
@@ -109,7 +109,7 @@ class Machine:
     def run(self) -> Any:
         """What nearly all instructions of a large checkpoint are is done here, without a call for each, or in C where that was built. What
         is damaged comes to an end here in any case: C goes no further than to the instruction in front of it."""
-        advance = compiled() if type(self.data) is bytes else None
+        advance = load_native() if type(self.data) is bytes else None
         data, table, memo, outer = self.data, self._table, self.memo, self.outer
         called, built = self.hooks.called, self.hooks.built
         at, stack = self.at, self.stack
@@ -188,7 +188,7 @@ class Machine:
                 self.memo[key] = found
                 break
 
-    def take(self, count: int) -> bytes:
+    def take_bytes(self, count: int) -> bytes:
         begin = self.at
         if count < 0 or begin + count > len(self.data):
             raise Wrong(BROKEN)

@@ -103,7 +103,7 @@ def read_pt(path: Path) -> StoredTensor:
         DumpFormatError: it cannot be read, is damaged, holds anything but one plain tensor, or is of a type numpy cannot hold.
     """
     with guard_torch_file(path), open_input(path) as file:
-        return _read(file, os.fstat(file.fileno()).st_size)
+        return _read_tensor(file, os.fstat(file.fileno()).st_size)
 
 
 def _members(file: BinaryIO) -> tuple[TensorView, bytes, zipfile.ZipInfo]:
@@ -121,7 +121,7 @@ def _members(file: BinaryIO) -> tuple[TensorView, bytes, zipfile.ZipInfo]:
     return described, order, data
 
 
-def _read(file: BinaryIO, size: int) -> StoredTensor:
+def _read_tensor(file: BinaryIO, size: int) -> StoredTensor:
     described, order, data = _members(file)
     begin = stored_begin(file, data)
     found = decoder(described.dtype)

@@ -31,7 +31,7 @@ def is_view(offset: Any, shape: Any, strides: Any) -> bool:
     return sizes and is_size(offset) and all(map(is_size, (*shape, *strides)))
 
 
-def shown(value: Any) -> str:
+def format_parts(value: Any) -> str:
     """The first parts of what should be a tuple of sizes or names, for a message; it may be anything, nested without end."""
     parts = value if isinstance(value, (tuple, list)) else (value,)
     return ", ".join(str(part)[:40] if isinstance(part, (str, int)) else type(part).__name__ for part in parts[:8])

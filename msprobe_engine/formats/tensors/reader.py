@@ -149,7 +149,7 @@ class TensorFiles:
         Raises:
             UsageError, DumpFormatError: as `source`, or the file cannot be read.
         """
-        return _read(self.source(name))
+        return _read_bytes(self.source(name))
 
     def load(self, name: str, backend: Loader) -> Any:
         """The tensor, on the CPU, of the very type that was saved (of a ``.npy`` file: a numpy array).
@@ -161,7 +161,7 @@ class TensorFiles:
         if source.format == SAFETENSORS:
             assert source.dtype is not None
             assert source.shape is not None
-            return backend.from_bytes(_read(source), source.dtype, source.shape)
+            return backend.from_bytes(_read_bytes(source), source.dtype, source.shape)
         if source.format == NPY:
             return load_numpy(source.path)
         try:
@@ -184,7 +184,7 @@ class TensorFiles:
         index = self.directory / INDEX
         if not shards or _regular(index) is None:
             return {key: source for tensors in shards.values() for key, source in tensors.items()}
-        return _indexed(index, shards)
+        return _read_index(index, shards)
 
 
 def not_saved(directory: Path | str) -> list[dict[str, Any]]:
@@ -221,7 +221,7 @@ def _regular(path: Path) -> int | None:
     return found.st_size
 
 
-def _read(source: TensorSource) -> bytes:
+def _read_bytes(source: TensorSource) -> bytes:
     with guard_opening(source.path), open_input(source.path, follow=False) as file:
         file.seek(source.offset)
         data = file.read(source.nbytes)
@@ -281,7 +281,7 @@ def _tensor(key: str, field: Any, known: Mapping[str, tuple[str, int]], odd: Any
     return TensorSource(key, path, SAFETENSORS, start + begin, end - begin, dtype, tuple(shape))
 
 
-def _indexed(index: Path, shards: dict[str, dict[str, TensorSource]]) -> dict[str, TensorSource]:
+def _read_index(index: Path, shards: dict[str, dict[str, TensorSource]]) -> dict[str, TensorSource]:
     document = _json(index, _LARGEST_INDEX)
     if not isinstance(document, dict) or document.get("format") != FORMAT or document.get("version") != VERSION:
         raise DumpFormatError(

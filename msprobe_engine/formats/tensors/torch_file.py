@@ -21,7 +21,7 @@ from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
 from msprobe_engine.formats.tensors.pickle_machine import Wrong
-from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, guard_torch_file, is_size, shown
+from msprobe_engine.formats.tensors.pt_parts import ARCHIVE, format_parts, guard_torch_file, is_size
 from msprobe_engine.formats.tensors.torch_pickle import FileTensor, Storage, TorchHooks
 from msprobe_engine.formats.tensors.unpickle import load
 
@@ -93,7 +93,7 @@ def read_torch(path: Path, trust: Collection[str] = ()) -> TorchFile:
         DumpFormatError: it cannot be read or is damaged.
     """
     with guard_torch_file(path), open_input(path) as file:
-        return TorchFile(_read(file, path, 0, os.fstat(file.fileno()).st_size, trust), [path])
+        return TorchFile(_read_tree(file, path, 0, os.fstat(file.fileno()).st_size, trust), [path])
 
 
 def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str] = ()) -> Iterator[Any]:
@@ -108,10 +108,12 @@ def regions(path: Path, spans: Iterable[tuple[int, int]], trust: Collection[str]
         for offset, length in spans:
             if offset < 0 or length < 0 or offset + length > size:
                 raise Wrong(f"ends after {size} bytes, and bytes {offset} to {offset + length} should be in it; it was cut off")
-            yield _read(file, path, offset, length, trust, known)
+            yield _read_tree(file, path, offset, length, trust, known)
 
 
-def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str], known: dict[bytes, _Known] | None = None) -> Any:
+def _read_tree(
+    file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str], known: dict[bytes, _Known] | None = None
+) -> Any:
     file.seek(start)
     head = file.read(min(4, length))
     if head == MEMBER:
@@ -132,7 +134,7 @@ def _read(file: BinaryIO, path: Path, start: int, length: int, trust: Collection
         most *= 4
 
 
-def _loaded(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
+def _load_pickle(data: bytes, hooks: TorchHooks, at: int = 0) -> tuple[Any, int]:
     value, end = load(data, hooks, at)
     if hooks.refused:
         names = sorted(hooks.refused)
@@ -201,7 +203,7 @@ class _Zip:
             if storage.nbytes == before.storage.nbytes:
                 self.check_apart()
                 return replace(before.tensor, start=storage.start + before.tensor.start - before.storage.start)
-        tree, _ = _loaded(data, TorchHooks(locate, trust))
+        tree, _ = _load_pickle(data, TorchHooks(locate, trust))
         self.check_apart()
         if isinstance(tree, FileTensor) and len(found) == 1 and len(data) <= _END:
             known[data] = _Known(*found[0], tree)
@@ -236,13 +238,13 @@ class _Zip:
 
 def _rows_of_pickles(data: bytes, file: BinaryIO, path: Path, start: int, length: int, trust: Collection[str]) -> Any:
     """The object of a torch file without zip, or of a plain pickle, of which `data` are the first bytes."""
-    value, at = _loaded(data, TorchHooks(_no_storage, trust))
+    value, at = _load_pickle(data, TorchHooks(_no_storage, trust))
     if value != _MAGIC:
         return value
-    version, at = _loaded(data, TorchHooks(_no_storage, trust), at)
+    version, at = _load_pickle(data, TorchHooks(_no_storage, trust), at)
     if version != _LEGACY_PROTOCOL:
-        raise Wrong(f"is of version {shown(version)} of torch's old format; {_LEGACY_PROTOCOL} is known")
-    machine, at = _loaded(data, TorchHooks(_no_storage, trust), at)
+        raise Wrong(f"is of version {format_parts(version)} of torch's old format; {_LEGACY_PROTOCOL} is known")
+    machine, at = _load_pickle(data, TorchHooks(_no_storage, trust), at)
     if isinstance(machine, dict) and machine.get("little_endian") is False:
         raise Wrong("was written on a big-endian machine; write it again on one of the usual kind (torch.load, torch.save)")
 
@@ -253,8 +255,8 @@ def _rows_of_pickles(data: bytes, file: BinaryIO, path: Path, start: int, length
         widths[key] = item_size(dtype) or 1 if dtype else 1
         return Storage(dtype, path, 0, 1 << 62)
 
-    _, behind = _loaded(data, TorchHooks(first, trust), at)
-    keys, behind = _loaded(data, TorchHooks(_no_storage, trust), behind)
+    _, behind = _load_pickle(data, TorchHooks(first, trust), at)
+    keys, behind = _load_pickle(data, TorchHooks(_no_storage, trust), behind)
     if not isinstance(keys, list):
         raise Wrong("has no list of its storages; it is damaged")
     places: dict[str, tuple[int, int]] = {}
@@ -282,7 +284,7 @@ def _rows_of_pickles(data: bytes, file: BinaryIO, path: Path, start: int, length
             begin, size = begin + view[1] * width, view[2] * width
         return Storage(dtype, path, start + begin, size)
 
-    return _loaded(data, TorchHooks(second, trust), at)[0]
+    return _load_pickle(data, TorchHooks(second, trust), at)[0]
 
 
 def _no_storage(*_: Any) -> Storage:

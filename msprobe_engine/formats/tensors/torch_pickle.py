@@ -18,7 +18,7 @@ import numpy as np
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, full_name, is_known
 from msprobe_engine.formats.tensors.pickle_machine import Wrong, checked_key
-from msprobe_engine.formats.tensors.pt_parts import is_size, is_view, reach, shown
+from msprobe_engine.formats.tensors.pt_parts import format_parts, is_size, is_view, reach
 
 LAZY, CONJUGATE, NEGATIVE = "torch.Tensor", "lazy conjugate of what is in the file", "lazy negative of what is in the file"
 """Class and further arguments of the `Inert` that stands for such a tensor; its first argument is what is in the file."""
@@ -113,7 +113,7 @@ class TorchHooks:
             found = self._names[module, name] = Named(full_name(module, name))
             if not is_known(found.name, self.trust):
                 self.refused[found.name] = None
-            if _MADE.get(found.name) is _fixed:
+            if _MADE.get(found.name) is _make_tuple:
                 self.made[found] = None
             elif found.name not in _MADE and found.name not in _OTHERS:
                 self.made[found] = found.name
@@ -142,13 +142,13 @@ class TorchHooks:
                 return self.locate(key, dtype, count, identity[5] if len(identity) == 6 else None)
         if isinstance(identity, tuple) and len(identity) == 4 and identity[0] == "module" and isinstance(identity[1], Named):
             return identity[1]  # before 1.6: a class with its source
-        raise Wrong(f"has a storage of an unknown kind: {shown(identity)}")
+        raise Wrong(f"has a storage of an unknown kind: {format_parts(identity)}")
 
     def built(self, value: Any, state: Any) -> Any:
         if isinstance(value, Inert):
             value.state = state
         elif isinstance(value, _Array):
-            return _filled(state)
+            return _fill_array(state)
         elif isinstance(value, _Dtype):
             if isinstance(state, tuple) and len(state) > 1 and state[1] in ("<", ">", "|", "="):
                 value.order = state[1]
@@ -174,7 +174,7 @@ def _attribute(arguments: tuple[Any, ...]) -> Named:
     raise Wrong("has a pickle that looks up an attribute of a value, which no checkpoint does; it is not executed. Do not trust it")
 
 
-def _viewed(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> FileTensor | None:
+def _make_view(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> FileTensor | None:
     """A view of a storage.
 
     Raises:
@@ -184,7 +184,9 @@ def _viewed(dtype: str, storage: Any, offset: Any, shape: Any, strides: Any) -> 
         return None
     width = item_size(dtype)
     if not is_view(offset, shape, strides) or width is None:
-        raise Wrong(f"has a tensor of {dtype or 'bytes'} with shape {shown(shape)} and strides {shown(strides)}, which cannot be")
+        raise Wrong(
+            f"has a tensor of {dtype or 'bytes'} with shape {format_parts(shape)} and strides {format_parts(strides)}, which cannot be"
+        )
     numel = math.prod(shape)
     if reach(offset, shape, strides) * width > storage.nbytes:
         raise Wrong(f"describes a tensor of {dtype} with shape {list(shape)} that reaches behind its storage of {storage.nbytes} bytes")
@@ -209,7 +211,7 @@ def _tensor_v3(arguments: tuple[Any, ...]) -> Any:
 
 def _plain_view(place: tuple[Any, ...], dtype: str, rest: tuple[Any, ...]) -> Any:
     metadata = rest[0] if rest and isinstance(rest[0], dict) else {}
-    found = _viewed(dtype, *place)
+    found = _make_view(dtype, *place)
     lazy = [word for key, word in (("conj", CONJUGATE), ("neg", NEGATIVE)) if metadata.get(key) is True]
     return Inert(LAZY, (found, *lazy)) if found is not None and lazy else found
 
@@ -231,7 +233,7 @@ def _from_type(arguments: tuple[Any, ...]) -> Any:
     return Inert(kind, arguments[2], state=arguments[3])
 
 
-def _mapping(arguments: tuple[Any, ...]) -> Any:
+def _make_dict(arguments: tuple[Any, ...]) -> Any:
     """``OrderedDict()``, ``OrderedDict([(key, value), ...])``, ``dict(...)``"""
     if not arguments:
         return {}
@@ -244,7 +246,7 @@ def _mapping(arguments: tuple[Any, ...]) -> Any:
 
 
 def _default_dict(arguments: tuple[Any, ...]) -> Any:
-    return _mapping(arguments[1:])
+    return _make_dict(arguments[1:])
 
 
 def _sequence(arguments: tuple[Any, ...]) -> Any:
@@ -254,20 +256,20 @@ def _sequence(arguments: tuple[Any, ...]) -> Any:
     return list(arguments[0]) if isinstance(arguments[0], (list, tuple)) else None
 
 
-def _fixed(arguments: tuple[Any, ...]) -> Any:
+def _make_tuple(arguments: tuple[Any, ...]) -> Any:
     """``torch.Size((2, 3))``, ``tuple([...])``"""
     if not arguments:
         return ()
     return tuple(arguments[0]) if len(arguments) == 1 and isinstance(arguments[0], (list, tuple)) else None
 
 
-def _set(arguments: tuple[Any, ...]) -> Any:
+def _make_set(arguments: tuple[Any, ...]) -> Any:
     if not arguments:
         return set()
     return {checked_key(item) for item in arguments[0]} if len(arguments) == 1 and isinstance(arguments[0], (list, tuple)) else None
 
 
-def _encoded(arguments: tuple[Any, ...]) -> Any:
+def _encode_latin1(arguments: tuple[Any, ...]) -> Any:
     """Bytes in protocol 2: ``_codecs.encode("...", "latin1")``"""
     if len(arguments) == 2 and type(arguments[0]) is str and arguments[1] in ("latin1", "latin-1"):
         return arguments[0].encode("latin-1")
@@ -278,7 +280,7 @@ def _bytes(arguments: tuple[Any, ...]) -> Any:
     """``bytes()``; ``bytearray("...", "latin-1")`` of protocol 2, ``bytearray(b"...")``"""
     if not arguments:
         return b""
-    return bytes(arguments[0]) if isinstance(arguments[0], (bytes, bytearray)) and len(arguments) == 1 else _encoded(arguments)
+    return bytes(arguments[0]) if isinstance(arguments[0], (bytes, bytearray)) and len(arguments) == 1 else _encode_latin1(arguments)
 
 
 def _complex(arguments: tuple[Any, ...]) -> Any:
@@ -307,7 +309,7 @@ def _scalar(arguments: tuple[Any, ...]) -> Any:
     return float(found) if kind.kind == "f" else found.item()
 
 
-def _filled(state: Any) -> Any:
+def _fill_array(state: Any) -> Any:
     """The array of ``(version, shape, dtype, Fortran order, data)``."""
     if isinstance(state, tuple) and len(state) == 5:
         _, shape, dtype, fortran, data = state
@@ -322,7 +324,7 @@ def _array(data: Any, dtype: Any, shape: Any, fortran: bool) -> Any:
     if kind is None or not isinstance(data, (bytes, bytearray)) or not isinstance(shape, tuple) or not all(map(is_size, shape)):
         return None
     if math.prod(shape) * kind.itemsize != len(data):
-        raise Wrong(f"has a numpy array of shape {shown(shape)} and {len(data)} bytes; it is damaged")
+        raise Wrong(f"has a numpy array of shape {format_parts(shape)} and {len(data)} bytes; it is damaged")
     return np.frombuffer(bytes(data), kind).reshape(shape, order="F" if fortran else "C")
 
 
@@ -341,20 +343,20 @@ _MADE: dict[str, Callable[[tuple[Any, ...]], Any]] = {
     "torch_npu.utils.storage._rebuild_npu_tensor": _tensor_v2,
     "torch._tensor._rebuild_from_type": _from_type,
     "torch._tensor._rebuild_from_type_v2": _from_type,
-    "torch.Size": _fixed,
-    "collections.OrderedDict": _mapping,
+    "torch.Size": _make_tuple,
+    "collections.OrderedDict": _make_dict,
     "collections.defaultdict": _default_dict,
-    "collections.Counter": _mapping,
+    "collections.Counter": _make_dict,
     "collections.deque": _sequence,
-    "builtins.dict": _mapping,
+    "builtins.dict": _make_dict,
     "builtins.list": _sequence,
-    "builtins.tuple": _fixed,
-    "builtins.set": _set,
-    "builtins.frozenset": _set,
+    "builtins.tuple": _make_tuple,
+    "builtins.set": _make_set,
+    "builtins.frozenset": _make_set,
     "builtins.complex": _complex,
     "builtins.bytes": _bytes,
     "builtins.bytearray": _bytes,
-    "_codecs.encode": _encoded,
+    "_codecs.encode": _encode_latin1,
     "numpy.dtype": _dtype,
     **{f"numpy.{core}.multiarray._reconstruct": lambda _: _Array() for core in ("core", "_core")},
     **{f"numpy.{core}.multiarray.scalar": _scalar for core in ("core", "_core")},

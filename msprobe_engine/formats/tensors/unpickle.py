@@ -35,19 +35,19 @@ def _push(value: Callable[[Machine], Any]) -> Step:
     return lambda m: m.stack.append(value(m))
 
 
-def _put(key: Callable[[Machine], int]) -> Step:
+def _put_memo(key: Callable[[Machine], int]) -> Step:
     def step(m: Machine) -> None:
         m.memo[key(m)] = m.stack[-1]
 
     return step
 
 
-def _get(key: Callable[[Machine], int]) -> Step:
+def _get_memo(key: Callable[[Machine], int]) -> Step:
     return lambda m: m.stack.append(m.memo[key(m)])
 
 
-def _sized(width: int, made: Callable[[bytes], Any]) -> Step:
-    return lambda m: m.stack.append(made(m.take(m.number(width))))
+def _push_sized(width: int, made: Callable[[bytes], Any]) -> Step:
+    return lambda m: m.stack.append(made(m.take_bytes(m.number(width))))
 
 
 def _protocol(m: Machine) -> None:
@@ -72,7 +72,7 @@ def _pop(m: Machine) -> None:
 def _integer(m: Machine, width: int) -> int:
     if width > _MAX_INTEGER:
         raise Wrong(f"has an integer of {width} bytes")
-    return int.from_bytes(m.take(width), "little", signed=True)
+    return int.from_bytes(m.take_bytes(width), "little", signed=True)
 
 
 def _written_integer(m: Machine) -> Any:
@@ -92,7 +92,7 @@ def _old_text(data: bytes) -> str:
         return data.decode("latin-1")
 
 
-def _quoted(m: Machine) -> str:
+def _read_quoted(m: Machine) -> str:
     text = m.line().strip()
     if len(text) < 2 or text[0] != text[-1] or text[:1] not in (b"'", b'"'):
         raise Wrong(f"{BROKEN}: a text has no end")
@@ -201,8 +201,8 @@ _STEPS: dict[int, Step] = {
     ord("0"): _pop,
     ord("1"): lambda m: m.above_mark().clear(),
     ord("2"): _push(lambda m: m.stack[-1]),
-    ord("p"): _put(lambda m: int(m.line())),
-    ord("g"): _get(lambda m: int(m.line())),
+    ord("p"): _put_memo(lambda m: int(m.line())),
+    ord("g"): _get_memo(lambda m: int(m.line())),
     ord("N"): _push(lambda _: None),
     0x88: _push(lambda _: True),
     0x89: _push(lambda _: False),
@@ -211,19 +211,19 @@ _STEPS: dict[int, Step] = {
     0x8B: _push(lambda m: _integer(m, m.number(4))),
     ord("I"): _push(_written_integer),
     ord("L"): _push(lambda m: int(m.line().rstrip(b"L"))),
-    ord("G"): _push(lambda m: struct.unpack(">d", m.take(8))[0]),
+    ord("G"): _push(lambda m: struct.unpack(">d", m.take_bytes(8))[0]),
     ord("F"): _push(lambda m: float(m.line())),
-    0x8C: _sized(1, _text),
-    ord("X"): _sized(4, _text),
-    0x8D: _sized(8, _text),
-    ord("C"): _sized(1, bytes),
-    ord("B"): _sized(4, bytes),
-    0x8E: _sized(8, bytes),
-    0x96: _sized(8, bytearray),
-    ord("U"): _sized(1, _old_text),
-    ord("T"): _sized(4, _old_text),
+    0x8C: _push_sized(1, _text),
+    ord("X"): _push_sized(4, _text),
+    0x8D: _push_sized(8, _text),
+    ord("C"): _push_sized(1, bytes),
+    ord("B"): _push_sized(4, bytes),
+    0x8E: _push_sized(8, bytes),
+    0x96: _push_sized(8, bytearray),
+    ord("U"): _push_sized(1, _old_text),
+    ord("T"): _push_sized(4, _old_text),
     ord("V"): _push(lambda m: str(m.line(), "raw-unicode-escape")),
-    ord("S"): _push(_quoted),
+    ord("S"): _push(_read_quoted),
     ord("t"): _tuple,
     0x87: _tuple_of_three,
     ord("]"): _push(lambda _: []),

@@ -139,7 +139,7 @@ def combine(pieces: Mapping[int, Mapping[str, Any]]) -> dict[str, Any]:
 def _in_order(pieces: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], dict[str, Any] | None]:
     """All alerts in the order of execution, over all stages of the pipeline, and where it began: the first critical one of all, else the
     first."""
-    from msprobe_engine.formats.monitor.alert_order import folded, in_order, moment_text
+    from msprobe_engine.formats.monitor.alert_order import in_order, merge_equal_alerts, moment_text
     from msprobe_engine.formats.monitor.anomalies import from_alert, pipelines_of
 
     infos = {rank: piece["rank_info"] for rank, piece in pieces.items() if isinstance(piece.get("rank_info"), Mapping)}
@@ -147,7 +147,7 @@ def _in_order(pieces: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], dict[
     said = [(from_alert(alert, rank, pipelines), alert) for rank, piece in pieces.items() for alert in piece.get("alerts") or ()]
     of = {id(anomaly): alert for anomaly, alert in said if anomaly is not None}
     ordered = in_order(anomaly for anomaly, _ in said if anomaly is not None)
-    groups = folded(ordered)
+    groups = merge_equal_alerts(ordered)
     first = next((group for group in groups if group.first.critical), groups[0] if groups else None)
     began = None
     if first is not None:

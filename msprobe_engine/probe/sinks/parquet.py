@@ -15,7 +15,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.settings.schema import ParquetSettings
-from msprobe_engine.formats.monitor.arrow_tables import SCALAR, VALUE, arrow, joined, metadata, table_of
+from msprobe_engine.formats.monitor.arrow_tables import SCALAR, VALUE, arrow, concatenate_tables, metadata, table_of
 from msprobe_engine.formats.monitor.reader import HIDDEN, PARQUET
 from msprobe_engine.formats.monitor.series import Key
 from msprobe_engine.probe.sinks.csv.features import FEATURES
@@ -89,7 +89,7 @@ class ParquetSink(OneFileSink):
         if not self._steps:
             return
         pa = arrow()
-        table = joined(self._tables or [table_of(self._rank, 0, SCALAR, [], {VALUE: []})])
+        table = concatenate_tables(self._tables or [table_of(self._rank, 0, SCALAR, [], {VALUE: []})])
         sink = pa.BufferOutputStream()
         pa.parquet.write_table(table.replace_schema_metadata(metadata(self._run.content, self._alerts)), sink, compression="zstd")
         data = sink.getvalue().to_pybytes()

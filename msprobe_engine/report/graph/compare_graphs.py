@@ -156,7 +156,9 @@ class _Numbers:
         found = tensor_metrics(self.rows.target, self.rows.golden, pairs, asked)
         if found.damaged.any():
             first = self.rows.target.name[pairs[int(np.argmax(found.damaged))][0]]
-            self.rows.target.say(f"{int(found.damaged.sum()):,} rows have a saved tensor that could not be read, the first is {first}")
+            self.rows.target.add_problem(
+                f"{int(found.damaged.sum()):,} rows have a saved tensor that could not be read, the first is {first}"
+            )
         return {name: found.columns[name] for name in METRICS}
 
     @cached_property

@@ -130,12 +130,14 @@ class _Table:
         self._damaged = 0
         self._first_damaged = ""
         if self.mode != TENSOR and (options.metrics or options.postprocess is not None):
-            target.say(f"metrics and matrices are for saved tensors; {target.path} and its counterpart are compared by {self.mode}")
+            target.add_problem(f"metrics and matrices are for saved tensors; {target.path} and its counterpart are compared by {self.mode}")
 
     def blocks(self) -> Iterator[Block]:
         yield from self._blocks()
         if self._damaged:
-            self.target.say(f"{self._damaged:,} rows have a saved tensor that could not be read, the first is {self._first_damaged}")
+            self.target.add_problem(
+                f"{self._damaged:,} rows have a saved tensor that could not be read, the first is {self._first_damaged}"
+            )
 
     def _blocks(self) -> Iterator[Block]:
         n = len(self.rows)
@@ -175,7 +177,7 @@ class _Table:
         rows = (self.rows[alone[0]].tolist(), self.others[alone[1]].tolist())
         rows = missing_statistics.with_content(self.target, self.golden, *rows)
         for sentence in missing_statistics.sentences(self.target, self.golden, one_sided, *rows):
-            self.target.say(sentence)
+            self.target.add_problem(sentence)
 
     def _measure(self, part: slice) -> TensorRows:
         found = metrics(self.target, self.golden, list(zip(self.rows[part].tolist(), self.others[part].tolist())), self.options)

@@ -202,7 +202,7 @@ def _stacks(path: Path, target: DumpTable) -> dict[str, list[str]]:
         raise DumpFormatError(f"{path}: is no stack.json")
     stacks = other.stacks
     for problem in other.problems:
-        target.say(problem)
+        target.add_problem(problem)
     return stacks
 
 

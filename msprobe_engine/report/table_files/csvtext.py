@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.io.safe_cells import safe_cell, utf8
-from msprobe_engine.formats.number_text import compiled
+from msprobe_engine.formats.number_text import load_native
 from msprobe_engine.measure.columns import COLOUR
 from msprobe_engine.report.table_files.tablefile import Block, TableFile
 
@@ -55,7 +55,7 @@ def lines(columns: Sequence[Any], words: Words) -> str:
 
 def block_bytes(columns: Sequence[Any], rows: int, words: Words = PLAIN) -> bytes:
     """The lines of a block of `rows` rows; `columns` are lists or arrays."""
-    module = compiled()
+    module = load_native()
     if module is None:
         return lines(columns, words).encode()
     given = [

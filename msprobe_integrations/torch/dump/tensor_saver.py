@@ -20,7 +20,7 @@ import torch
 from msprobe_engine.core.guard import Faults, raise_of_training
 from msprobe_engine.core.records import TensorRef
 from msprobe_engine.formats.dump.writing.host_memory import PINNED, PLAIN
-from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split
+from msprobe_engine.formats.dump.writing.pt_template import PtTemplate, Sample, split_sample
 from msprobe_engine.formats.dump.writing.step_files import NOT_COPIED, Payload, StepFiles
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_integrations.common.dump.tensor_saver import NO_DIRECTORY, BaseTensorSaver
@@ -185,7 +185,7 @@ def sample(dtype: str, shape: tuple[int, ...]) -> Sample:
     if skip is None or nbytes <= _SMALL_SAMPLE:
         whole = io.BytesIO()
         torch.save(tensor, whole)
-        return split(whole.getvalue())
+        return split_sample(whole.getvalue())
     sink = _WithoutBytes()
     with skip():
         torch.save(tensor, sink)  # type: ignore[arg-type]  # whatever can write

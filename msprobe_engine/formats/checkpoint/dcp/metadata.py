@@ -19,7 +19,7 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.core.process.garbage_collection import collection_paused
 from msprobe_engine.formats.checkpoint.model import Box, Index
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
-from msprobe_engine.formats.tensors.pt_parts import MOST_ELEMENTS, shown
+from msprobe_engine.formats.tensors.pt_parts import MOST_ELEMENTS, format_parts
 from msprobe_engine.formats.tensors.torch_file import FileTensor, UnknownNameError, read_torch, regions
 
 METADATA = ".metadata"
@@ -165,7 +165,7 @@ def _add_entry(out: Metadata, key: str, entry: Any, items: dict[tuple[str, Index
     dtype = kind.name.removeprefix("torch.") if isinstance(kind, Named) else ""
     shape, chunks = found.get("size"), found["chunks"]
     if not _is_index(shape) or not isinstance(chunks, list) or item_size(dtype) is None:
-        out.problems.append(f"{path}: {key} is {dtype or 'of no type'} with shape {shown(shape)}, which cannot be; it is not read")
+        out.problems.append(f"{path}: {key} is {dtype or 'of no type'} with shape {format_parts(shape)}, which cannot be; it is not read")
         return
     pieces: list[Chunk] = []
     item_of = items.get
@@ -173,10 +173,12 @@ def _add_entry(out: Metadata, key: str, entry: Any, items: dict[tuple[str, Index
         place = _fields(chunk)
         offsets, sizes = place.get("offsets"), place.get("sizes")
         if not _is_index(offsets) or not _is_index(sizes) or not len(offsets) == len(sizes) == len(shape):
-            out.problems.append(f"{path}: {key} has a piece at {shown(offsets)} of {shown(sizes)}, which cannot be")
+            out.problems.append(f"{path}: {key} has a piece at {format_parts(offsets)} of {format_parts(sizes)}, which cannot be")
             continue
         if not all(map(operator.le, map(operator.add, offsets, sizes), shape)):
-            out.problems.append(f"{path}: {key} has a piece at {shown(offsets)} of {shown(sizes)}, outside its shape {list(shape)}")
+            out.problems.append(
+                f"{path}: {key} has a piece at {format_parts(offsets)} of {format_parts(sizes)}, outside its shape {list(shape)}"
+            )
             continue
         pieces.append(Chunk(offsets, sizes, item_of((key, offsets))))
     out.tensors[key] = TensorEntry(shape, dtype, pieces)

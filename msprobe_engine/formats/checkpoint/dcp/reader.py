@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from msprobe_engine.formats.checkpoint.dcp.metadata import METADATA, Metadata, find_pieces, read_metadata, read_objects
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.flat_tables import plain
 from msprobe_engine.formats.checkpoint.megatron.arguments import facts_of
-from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, OTHER, Checkpoint, StoredTensor, joined, value_group
+from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, OTHER, Checkpoint, StoredTensor, concatenate_tensors, value_group
 from msprobe_engine.formats.tensors.opaque_objects import Inert, attributes
 
 _MODEL = re.compile(r"model|module|state_dict|model_state_dict|net|network")
@@ -123,14 +123,14 @@ def _add_objects(out: Checkpoint, metadata: Metadata, places: _Places, trust: Co
                 settings.setdefault(prefix, {}).setdefault(group[1], {})[group[2]] = tree
                 continue
             if rest == "param_groups" and isinstance(tree, list):
-                tree = [_counted(group) for group in tree]
+                tree = [_replace_names_by_count(group) for group in tree]
         if key == "args" and isinstance(tree, Inert):  # of Megatron
             out.naming, out.facts = "megatron", facts_of(attributes(tree))
         path = f"optimizer.state.{place.name}.{place.state}" if place.state else place.name
         tensors, values = plain(tree, path)
         out.values |= values
         for name, tensor in tensors.items():
-            out.add(stored(name, tensor, OPTIMIZER if place.group == OPTIMIZER else value_group(name)))
+            out.add(make_stored_tensor(name, tensor, OPTIMIZER if place.group == OPTIMIZER else value_group(name)))
     for prefix, by_parameter in settings.items():
         _add_settings(out, prefix, by_parameter)
 
@@ -147,11 +147,11 @@ def _join_halves(out: Checkpoint) -> None:
         gate, up = pair["w"], pair["v"]
         del out.tensors[gate.key], out.tensors[up.key]
         # A step counter is there twice; a tensor is cut along its rows.
-        whole = joined([gate, up]) if gate.shape else replace(gate, copies=up.boxes)
+        whole = concatenate_tensors([gate, up]) if gate.shape else replace(gate, copies=up.boxes)
         out.add(replace(whole, name=name))
 
 
-def _counted(group: Any) -> Any:
+def _replace_names_by_count(group: Any) -> Any:
     """The settings of a group with the number of its parameters in place of their names."""
     if not isinstance(group, dict):
         return group
@@ -165,5 +165,5 @@ def _add_settings(out: Checkpoint, prefix: str, by_parameter: dict[str, dict[str
         same = repr(sorted(plain(settings)[1].items(), key=lambda item: item[0]))
         groups[same] = settings, groups.get(same, (settings, 0))[1] + 1
     for number, (settings, count) in enumerate(groups.values()):
-        counted = _counted(settings) if "params" in settings else settings | {"params": count}
+        counted = _replace_names_by_count(settings) if "params" in settings else settings | {"params": count}
         out.values |= plain(counted, f"{prefix}.param_groups.{number}")[1]

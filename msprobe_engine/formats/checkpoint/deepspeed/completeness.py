@@ -11,7 +11,7 @@ from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile
 from msprobe_engine.formats.checkpoint.model import StoredTensor
 
 
-def missing(path: Path, files: Listing, mp_size: int, dp_size: int, stage: int) -> list[str]:
+def find_missing_files(path: Path, files: Listing, mp_size: int, dp_size: int, stage: int) -> list[str]:
     """Sentences on files that should be there and are not.
 
     Args:

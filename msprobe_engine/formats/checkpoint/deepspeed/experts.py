@@ -14,10 +14,10 @@ from pathlib import Path
 
 from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading
 from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile
-from msprobe_engine.formats.checkpoint.deepspeed.unpartitioned_states import unpartitioned
+from msprobe_engine.formats.checkpoint.deepspeed.unpartitioned_states import read_unpartitioned_states
 from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import RankFile
 from msprobe_engine.formats.checkpoint.deepspeed.zero_states import Team
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.model import MODEL, Box, Index, StoredTensor
 from msprobe_engine.formats.tensors.torch_file import FileTensor
 
@@ -32,7 +32,7 @@ def expert_weights(files: Listing, mp: int, head: ModelFile, reading: Reading) -
     for (layer, expert, rank), path in files.experts.items():
         there.setdefault(layer, set()).add(expert)
         if rank == mp and (tree := reading.tree(path)) is not None:
-            found += [stored(str(name), tensor, MODEL) for name, tensor in tree.items() if isinstance(tensor, FileTensor)]
+            found += [make_stored_tensor(str(name), tensor, MODEL) for name, tensor in tree.items() if isinstance(tensor, FileTensor)]
     counts = head.values.get("num_experts")
     in_files = bool(files.experts) or (mp, None) in files.model  # stage 3 has them in the optimizer's files
     for layer, count in enumerate(counts if isinstance(counts, list) and in_files else ()):
@@ -97,7 +97,7 @@ def _whole_model(shapes: Mapping[str, Index], expert_rank: int) -> dict[str, Ind
     """Parameters of a rank's experts with the numbers of the whole model.
 
     Of experts that lie in one tensor (AutoEP: ``experts.w1`` of shape [experts, ...]) each becomes one, as in the experts' files; see
-    `stacked`.
+    `stack_experts`.
     """
     numbers: dict[str, set[int]] = {}
     for name in shapes:
@@ -125,7 +125,7 @@ def expert_optimizers(files: Listing, mp: int, head: ModelFile, weights: list[St
         if tree is None:
             continue
         mine = [tensor for tensor in experts if _rank_of(tensor.name, experts, size) == rank]
-        for tensor in unpartitioned(tree.get("optimizer"), [*shared, *mine], head.values, reading.notes if not found else []):
+        for tensor in read_unpartitioned_states(tree.get("optimizer"), [*shared, *mine], head.values, reading.notes if not found else []):
             if tensor.key in found:
                 found[tensor.key] = replace(found[tensor.key], copies=(*found[tensor.key].copies, *tensor.boxes))
             else:
@@ -133,7 +133,7 @@ def expert_optimizers(files: Listing, mp: int, head: ModelFile, weights: list[St
     return list(found.values())
 
 
-def stacked(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
+def stack_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:
     """All tensors, those of AutoEP's experts (``experts.w1.3``) put into the one that the module has of all experts (``experts.w1``)."""
     found: dict[str, StoredTensor] = {}
     pieces: dict[tuple[str, str], dict[int, StoredTensor]] = {}

@@ -47,7 +47,7 @@ class Listing:
         return sorted({mp for mp, _ in self.model} | {mp for mp, _ in self.optimizer})
 
 
-def listing(directory: Path) -> Listing:
+def list_files(directory: Path) -> Listing:
     """Which files a checkpoint (a tag's directory) has.
 
     Raises:

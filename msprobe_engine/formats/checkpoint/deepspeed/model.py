@@ -10,8 +10,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import listed
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import as_list
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.megatron.arguments import facts_of
 from msprobe_engine.formats.checkpoint.model import RANDOM, Index, StoredTensor, value_group
 from msprobe_engine.formats.tensors.torch_file import FileTensor, attributes, plain
@@ -75,13 +75,13 @@ def model_file(tree: Mapping[str, Any], path: Path) -> ModelFile:
     return ModelFile(
         path,
         plain(tree["module"])[0] if isinstance(tree.get("module"), dict) else {},
-        [_shapes(group) for group in listed(groups)],
+        [_shapes(group) for group in as_list(groups)],
         _shapes(tree.get("frozen_param_shapes")),
         {str(k): v for k, v in (tree.get("frozen_param_fragments") or {}).items() if isinstance(v, FileTensor)}
         if isinstance(tree.get("frozen_param_fragments"), dict)
         else {},
         _aliases(tree.get("shared_params")),
-        {name for name in listed(tree.get("buffer_names")) if isinstance(name, str)},
+        {name for name in as_list(tree.get("buffer_names")) if isinstance(name, str)},
         tree.get("optimizer"),
         attributes(tree.get("universal_checkpoint_info")),
         values,
@@ -95,7 +95,7 @@ def extras(file: ModelFile) -> list[StoredTensor]:
     for name, tensor in file.extra.items():
         first = name.split(".", 1)[0]
         group = RANDOM if first in _RANDOM_NAMES else value_group(name)
-        found.append(stored(name, tensor, group))
+        found.append(make_stored_tensor(name, tensor, group))
     return found
 
 

@@ -15,9 +15,9 @@ from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.cuts import width_of
-from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import listed
-from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, cut_of, merged
-from msprobe_engine.formats.checkpoint.model import Index, StoredTensor, joined, rows
+from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import as_list
+from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, cut_of, merge_pieces
+from msprobe_engine.formats.checkpoint.model import Index, StoredTensor, concatenate_tensors, rows
 from msprobe_engine.formats.tensors.torch_file import attributes
 
 _SAFE = re.compile(r"(?:\\.|[^()|{}\[\]\\]|\[[\w-]{1,16}\])*")
@@ -83,10 +83,10 @@ def cuts_of(info: Mapping[str, Any], notes: list[str]) -> Cuts | None:
 
     widths = info.get("sub_param_shard_widths")
     parts = []
-    for entry in listed(info.get("parameter_with_sub_params")):
+    for entry in as_list(info.get("parameter_with_sub_params")):
         said = attributes(entry)
         dim, shape = said.get("partition_dim"), said.get("shape")
-        for text in listed(said.get("patterns")):
+        for text in as_list(said.get("patterns")):
             pattern, cut = _pattern(text, passed), _part_widths(widths, text, shape, dim)
             if pattern is not None and type(dim) is int and cut is not None:
                 parts.append((pattern, dim, cut))
@@ -143,17 +143,17 @@ def together(name: str, pieces: Sequence[StoredTensor], cuts: Cuts | None, shape
         DumpFormatError: they do not fit together.
     """
     if len(pieces) == 1 or not pieces[0].shape:
-        return merged(pieces, Cut.SAME)
+        return merge_pieces(pieces, Cut.SAME)
     if cuts is None:
-        return merged(pieces, cut_of(name, shapes, len(pieces)))
+        return merge_pieces(pieces, cut_of(name, shapes, len(pieces)))
     if cuts.same.match(name) or cuts.averaged.match(name):
-        return merged(pieces, Cut.SAME)
+        return merge_pieces(pieces, Cut.SAME)
     if cuts.halves.match(name):
-        return merged(pieces, Cut.GATED)
+        return merge_pieces(pieces, Cut.GATED)
     for pattern, dim, widths in cuts.parts:
         if pattern.match(name):
             return _of_parts(pieces, dim, widths)
-    found = merged(pieces, Cut.COLUMNS if cuts.columns.match(name) else Cut.ROWS)
+    found = merge_pieces(pieces, Cut.COLUMNS if cuts.columns.match(name) else Cut.ROWS)
     if cuts.vocabulary_size is not None and cuts.vocabulary.match(name) and cuts.vocabulary_size < found.shape[0]:
         return replace(found, padding=cuts.vocabulary_size)
     return found
@@ -177,4 +177,4 @@ def _of_parts(pieces: Sequence[StoredTensor], dim: int, widths: tuple[tuple[int,
     for number, row in enumerate(table):
         for rank, piece in enumerate(pieces):
             found.append(rows(piece, sum(before[rank] for before in table[:number]), row[rank], width, dim))
-    return joined(found, dim)
+    return concatenate_tensors(found, dim)

@@ -7,15 +7,15 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.checkpoint.deepspeed.experts import expert_optimizers, expert_weights, stacked, teams
+from msprobe_engine.formats.checkpoint.deepspeed.experts import expert_optimizers, expert_weights, stack_experts, teams
 from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading
 from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile, model_file
 from msprobe_engine.formats.checkpoint.deepspeed.parallel import Cuts, together
-from msprobe_engine.formats.checkpoint.deepspeed.unpartitioned_states import unpartitioned
+from msprobe_engine.formats.checkpoint.deepspeed.unpartitioned_states import read_unpartitioned_states
 from msprobe_engine.formats.checkpoint.deepspeed.zero_partitions import Slot, of_pieces
 from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import RankFile, rank_file
 from msprobe_engine.formats.checkpoint.deepspeed.zero_states import MASTER, states_of
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.model import MODEL, Index, StoredTensor
 
 Tensors = dict[str, StoredTensor]
@@ -43,7 +43,7 @@ class Part:
     def head(self) -> ModelFile:
         return self.models[min(self.models)]
 
-    def optimized(self) -> dict[str, int]:
+    def count_optimized_elements(self) -> dict[str, int]:
         """Elements of the parameters that ZeRO's optimizer has, by name."""
         if self.head.shapes or not self.ranks:
             return {name: math.prod(shape) for group in self.head.shapes for name, shape in group.items()}
@@ -73,10 +73,10 @@ class Part:
         head = self.head
         for name, tensor in head.weights.items():
             if stage != 3 or name in head.buffers or tensor.numel:
-                self._add(stored(name, tensor, MODEL))
+                self._add(make_stored_tensor(name, tensor, MODEL))
         if stage == 3:
             self._copies_of_buffers()
-            self._frozen(dp_size)
+            self._add_frozen(dp_size)
         for found in expert_weights(files, self.mp, head, reading):
             self._add(found)
         weights = [tensor for tensor in self.tensors.values() if tensor.name not in head.buffers] or list(layers)
@@ -86,9 +86,9 @@ class Part:
             for found in expert_optimizers(files, self.mp, head, weights, reading):
                 self._add(found)
         elif head.optimizer is not None:
-            for found in unpartitioned(head.optimizer, weights, head.values, reading.notes):
+            for found in read_unpartitioned_states(head.optimizer, weights, head.values, reading.notes):
                 self._add(replace(found, name=f"mp_rank_{self.mp:02d}.{found.name}") if layers and found.name.startswith("#") else found)
-        self.tensors = stacked(self.tensors)
+        self.tensors = stack_experts(self.tensors)
         for alias, source in head.aliases.items():
             if alias not in self.tensors and source in self.tensors:
                 self._add(replace(self.tensors[source], name=alias))
@@ -114,10 +114,10 @@ class Part:
         for name in sorted(self.head.buffers & self.tensors.keys()):
             first = self.tensors[name]
             others = [file.weights[name] for rank, file in self.models.items() if rank != min(self.models) and name in file.weights]
-            copies = tuple(box for other in others if other.shape == first.shape for box in stored(name, other).boxes)
+            copies = tuple(box for other in others if other.shape == first.shape for box in make_stored_tensor(name, other).boxes)
             self.tensors[name] = replace(first, copies=copies)
 
-    def _frozen(self, dp_size: int) -> None:
+    def _add_frozen(self, dp_size: int) -> None:
         """Parameters that the optimizer does not have are cut as those that it has, in the model's files."""
         for name, shape in self.head.frozen.items():
             pieces = {dp: file.fragments[name] for dp, file in self.models.items() if name in file.fragments}
@@ -146,13 +146,13 @@ def over_ranks(parts: Mapping[int, Part], layers: Layers, tp_size: int, cuts: Cu
             )
             continue
         shapes = {tensor.name: tensor.shape for tensor in ranks[0].tensors.values()}
-        tied = _tied(ranks[0])
+        tied = _find_tied_names(ranks[0])
         for key in dict.fromkeys(key for part in ranks for key in part.tensors):
             pieces = [part.tensors[key] for part in ranks if key in part.tensors]
             if len(pieces) < tp_size:
                 lacking.append(key)
             else:
-                _take(found, key, tied.get(key, pieces[0].name), pieces, cuts, shapes, reading)
+                _add_merged(found, key, tied.get(key, pieces[0].name), pieces, cuts, shapes, reading)
     shapes = {name: held[min(held)][0].shape for name, held in layers.items()}
     for name, held in layers.items():
         for number in range(max(map(len, held.values()))):
@@ -160,14 +160,14 @@ def over_ranks(parts: Mapping[int, Part], layers: Layers, tp_size: int, cuts: Cu
             if len(row) < tp_size:
                 lacking.append(name)
             else:
-                _take(found, name, name, row, cuts, shapes, reading)
+                _add_merged(found, name, name, row, cuts, shapes, reading)
     if lacking:
         more = f" and {len(lacking) - 1} more" if len(lacking) > 1 else ""
         reading.problems.append(f"{lacking[0]}{more}: not all of {tp_size} tensor parallel ranks have a piece; it cannot be compared")
     return found
 
 
-def _tied(part: Part) -> dict[str, str]:
+def _find_tied_names(part: Part) -> dict[str, str]:
     """Names of tied parameters and the first name of each: how it is cut is said of that one only."""
     first: dict[object, str] = {}
     found = dict(part.head.aliases)
@@ -179,7 +179,7 @@ def _tied(part: Part) -> dict[str, str]:
     return found
 
 
-def _take(
+def _add_merged(
     found: Tensors, key: str, name: str, pieces: Sequence[StoredTensor], cuts: Cuts | None, shapes: Mapping[str, Index], reading: Reading
 ) -> None:
     """Adds the whole of tensor parallel pieces, which are cut as `name` is; where it is there already (tied over stages), as a copy."""

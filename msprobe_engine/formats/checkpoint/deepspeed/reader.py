@@ -13,13 +13,13 @@ from pathlib import Path
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.words import some
-from msprobe_engine.formats.checkpoint.deepspeed.completeness import left_over, missing, other_steps, without_weights
-from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, listing
+from msprobe_engine.formats.checkpoint.deepspeed.completeness import find_missing_files, left_over, other_steps, without_weights
+from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, list_files
 from msprobe_engine.formats.checkpoint.deepspeed.model import ModelFile, extras, trained_in
 from msprobe_engine.formats.checkpoint.deepspeed.parallel import cuts_of
 from msprobe_engine.formats.checkpoint.deepspeed.parts import Part, over_ranks, parts_of, tensor_parallel_size
 from msprobe_engine.formats.checkpoint.deepspeed.zero_states import counters, disagreements
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.model import MODEL, Checkpoint, StoredTensor
 from msprobe_engine.formats.tensors.torch_file import plain
 
@@ -32,7 +32,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     Raises:
         DumpFormatError: there is no file of the model that can be read, or a pickle names what checkpoints do not hold.
     """
-    files, reading = listing(path), Reading(trust)
+    files, reading = list_files(path), Reading(trust)
     parts = parts_of(files, reading)
     readable = {mp: part for mp, part in parts.items() if part.models}
     if not readable:
@@ -46,7 +46,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
             f"{path}: its files say that {mp_size} model parallel times {dp_size} data parallel ranks saved it; no job has so many, "
             "they are damaged"
         )
-    reading.problems += missing(path, files, mp_size, dp_size, stage)
+    reading.problems += find_missing_files(path, files, mp_size, dp_size, stage)
     reading.problems += left_over(path, files, dp_size, stage)
     for part in parts.values():
         part.ranks = {dp: file for dp, file in part.ranks.items() if dp < dp_size}
@@ -58,7 +58,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
 
     pipeline = bool(files.layers) and not head.weights
     tp_size = tensor_parallel_size(files, head, mp_size, pipeline)
-    optimized = {name: numel for part in readable.values() for name, numel in part.optimized().items()}
+    optimized = {name: numel for part in readable.values() for name, numel in part.count_optimized_elements().items()}
     layers = _layer_weights(files, optimized, path, reading) if pipeline else {}
     for mp, part in readable.items():
         mine = [pieces[mp % tp_size][0] for pieces in layers.values() if mp % tp_size in pieces]
@@ -118,7 +118,7 @@ def _layer_weights(files: Listing, known: Mapping[str, int], path: Path, reading
         tree = reading.tree(file)
         for inner, tensor in plain(tree)[0].items() if tree is not None else ():
             name = _name(layer, inner, tensor.numel, known)
-            found.setdefault(name, {}).setdefault(tp, []).append(stored(name, tensor, MODEL, origin=inner))
+            found.setdefault(name, {}).setdefault(tp, []).append(make_stored_tensor(name, tensor, MODEL, origin=inner))
     there = {layer for layer, _ in files.layers}
     gone = sorted({int(match[1]) for name in known if (match := re.match(r"(\d{1,6})\.", name))} - there)
     if gone:

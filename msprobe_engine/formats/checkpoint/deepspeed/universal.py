@@ -15,7 +15,7 @@ from typing import Any
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.deepspeed.completeness import other_steps
-from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, listing
+from msprobe_engine.formats.checkpoint.deepspeed.files import Listing, Reading, list_files
 from msprobe_engine.formats.checkpoint.deepspeed.model import extras, trained_in
 from msprobe_engine.formats.checkpoint.deepspeed.parallel import cuts_of
 from msprobe_engine.formats.checkpoint.deepspeed.parts import Part, Tensors, over_ranks, parts_of, tensor_parallel_size
@@ -36,7 +36,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     Raises:
         DumpFormatError: it holds no parameter that can be read, or a pickle names what checkpoints do not hold.
     """
-    reading, found, files = Reading(trust), Checkpoint(path, "DeepSpeed universal"), listing(path)
+    reading, found, files = Reading(trust), Checkpoint(path, "DeepSpeed universal"), list_files(path)
     common = reading.tree(path / "zero" / _COMMON) or {}
     parts = {mp: part for mp, part in parts_of(files, reading).items() if part.models}
     tensors = _weights(path, files, parts, stage_of(common.get("zero_stage")) or 0, reading)
@@ -115,7 +115,7 @@ def _states(zero: Path, shapes: Shapes, found: Checkpoint, reading: Reading) -> 
                 value = _value(zero / name / file, reading)
                 state = MASTER if file == "fp32.pt" else file.removesuffix(".pt")
                 if isinstance(value, FileTensor):
-                    states.setdefault(name, {})[state] = _stored(name, state, value, known.get(name))
+                    states.setdefault(name, {})[state] = _make_state_tensor(name, state, value, known.get(name))
                 elif value is not None:
                     found.values[f"optimizer.state.{name}.{state}"] = value
     return states
@@ -132,7 +132,7 @@ def _value(path: Path, reading: Reading) -> FileTensor | int | float | None:
     return None
 
 
-def _stored(name: str, state: str, value: FileTensor, shape: Index | None) -> StoredTensor:
+def _make_state_tensor(name: str, state: str, value: FileTensor, shape: Index | None) -> StoredTensor:
     if shape is not None and value.strides == (1,) and math.prod(shape) == value.numel:
         boxes = whole(shape, value.file, value.start)  # flat, of stage 3
     else:
@@ -175,5 +175,5 @@ def _add_steps(common: Mapping[str, Any], shapes: Shapes, tensors: Tensors) -> N
         step = state.get("step") if isinstance(state, dict) else None
         if isinstance(step, FileTensor) and not step.shape:
             for name in group:
-                tensor = _stored(name, "step", step, None)
+                tensor = _make_state_tensor(name, "step", step, None)
                 tensors.setdefault(tensor.key, tensor)

@@ -17,8 +17,8 @@ import numpy.typing as npt
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.checkpoint.deepspeed.zero_partitions import in_a_row, of_partitions
-from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import listed
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.deepspeed.zero_rank_file import as_list
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, StoredTensor, whole
 from msprobe_engine.formats.checkpoint.optimizer_names import Parameter, is_optimizer, optimizer_parts
 from msprobe_engine.formats.tensors.decoding import decoder
@@ -29,7 +29,7 @@ _FEW = 256
 """Values by which two tensors of one shape are told apart."""
 
 
-def unpartitioned(tree: Any, weights: Sequence[StoredTensor], values: dict[str, Any], notes: list[str]) -> list[StoredTensor]:
+def read_unpartitioned_states(tree: Any, weights: Sequence[StoredTensor], values: dict[str, Any], notes: list[str]) -> list[StoredTensor]:
     """The states in an optimizer's entry, by parameter.
 
     Args:
@@ -52,7 +52,7 @@ def unpartitioned(tree: Any, weights: Sequence[StoredTensor], values: dict[str, 
         inner, rest = None, tree
     tensors, plain_values = plain(rest, "optimizer")
     values |= plain_values
-    found = [stored(name, tensor, OPTIMIZER) for name, tensor in tensors.items()] + flat_states
+    found = [make_stored_tensor(name, tensor, OPTIMIZER) for name, tensor in tensors.items()] + flat_states
     if inner is not None:
         parts = optimizer_parts(inner, _once(weights))
         values |= parts.values
@@ -65,8 +65,8 @@ def _taken_apart(optimizer: dict[Any, Any], vectors: Any, weights: Sequence[Stor
     """The states of groups that are one flat vector each, by parameter; and the optimizer's state dict without them."""
     found: list[StoredTensor] = []
     states = dict(optimizer["state"])
-    for group, vector in zip(optimizer["param_groups"], listed(vectors)):
-        numbers = listed(group.get("params")) if isinstance(group, dict) else []
+    for group, vector in zip(optimizer["param_groups"], as_list(vectors)):
+        numbers = as_list(group.get("params")) if isinstance(group, dict) else []
         run = _run_of(vector, weights) if isinstance(vector, FileTensor) else None
         if run is None or len(numbers) != 1 or not isinstance(numbers[0], int):
             continue
@@ -99,7 +99,7 @@ def _run_of(vector: FileTensor, weights: Sequence[StoredTensor]) -> list[StoredT
         held = _first(first.file, first.start, run[0].dtype, sum(weight.numel for weight in run))
         if values is None or held is None or sum(weight.numel for weight in run) != vector.numel:
             continue
-        if np.array_equal(_rounded(values, run[0].dtype), held, equal_nan=True):
+        if np.array_equal(_round_to_dtype(values, run[0].dtype), held, equal_nan=True):
             return run
     return None
 
@@ -111,7 +111,7 @@ def _with_masters(optimizer: dict[Any, Any], groups: Any, weights: Sequence[Stor
     states = dict(optimizer["state"])
     named = []
     for group, copies in zip(optimizer["param_groups"], groups):
-        numbers = listed(group.get("params")) if isinstance(group, dict) else []
+        numbers = as_list(group.get("params")) if isinstance(group, dict) else []
         if numbers and isinstance(copies, (list, tuple)):
             for number, copy in zip(numbers, copies):
                 if isinstance(copy, FileTensor) and isinstance(number, int):
@@ -133,7 +133,7 @@ def _by_value(copies: Sequence[Any], weights: Sequence[StoredTensor]) -> list[st
         for weight in weights:
             if weight.shape == copy.shape and weight.name not in found and len(weight.boxes) == 1:
                 held = _first(weight.boxes[0].file, weight.boxes[0].start, weight.dtype, weight.numel)
-                if held is not None and np.array_equal(_rounded(value, weight.dtype), held, equal_nan=True):
+                if held is not None and np.array_equal(_round_to_dtype(value, weight.dtype), held, equal_nan=True):
                     found.append(weight.name)
                     break
         else:
@@ -155,7 +155,7 @@ def _first(file: Path, start: int, dtype: str, numel: int) -> npt.NDArray[np.flo
     return np.asarray(form.values(words) if form.values is not None else words, np.float32)
 
 
-def _rounded(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
+def _round_to_dtype(values: npt.NDArray[np.float32], dtype: str) -> npt.NDArray[np.float32]:
     """Float32 values after they were stored as `dtype`, rounded to the nearest, ties to even."""
     if dtype == "float16":
         with np.errstate(over="ignore"):

@@ -117,9 +117,9 @@ def _states(base: Any, groups: int) -> list[dict[str, Any]]:
     elif isinstance(base, dict) and isinstance(base.get("state"), dict):
         order = [
             number
-            for group in listed(base.get("param_groups"))
+            for group in as_list(base.get("param_groups"))
             if isinstance(group, dict)
-            for number in listed(group.get("params"))
+            for number in as_list(group.get("params"))
             if isinstance(number, (int, str))
         ]
         states = base["state"]
@@ -129,17 +129,17 @@ def _states(base: Any, groups: int) -> list[dict[str, Any]]:
     return [{str(key): item for key, item in row.items()} for row in (*found, *({} for _ in range(groups)))][:groups]
 
 
-def listed(value: Any) -> list[Any]:
+def as_list(value: Any) -> list[Any]:
     """The elements of a list or a tuple; nothing of anything else."""
     return list(value) if isinstance(value, (list, tuple)) else []
 
 
 def _per_group(value: Any, groups: int) -> list[Any]:
-    return (listed(value) + [None] * groups)[:groups]
+    return (as_list(value) + [None] * groups)[:groups]
 
 
 def _numbers(value: Any, count: int) -> list[int]:
-    found = [item if type(item) is int and item >= 0 else 0 for item in listed(value)]
+    found = [item if type(item) is int and item >= 0 else 0 for item in as_list(value)]
     return found + [0] * (count - len(found))
 
 
@@ -169,7 +169,7 @@ def settings(state: Mapping[str, Any], base: Any) -> dict[str, Any]:
     """Plain values: of the optimizer by path below ``optimizer``, of its groups of parameters below ``optimizer.param_groups``."""
     inner = ("optimizer_state_dict", "base_optimizer_state", *_LAYOUT)
     _, values = plain({str(key): item for key, item in state.items() if key not in inner}, "optimizer")
-    for number, group in enumerate(listed(base.get("param_groups"))) if isinstance(base, dict) else ():
+    for number, group in enumerate(as_list(base.get("param_groups"))) if isinstance(base, dict) else ():
         if isinstance(group, dict):
             values |= plain({str(key): item for key, item in group.items() if key != "params"}, f"optimizer.param_groups.{number}")[1]
     return values

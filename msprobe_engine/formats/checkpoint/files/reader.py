@@ -22,7 +22,7 @@ from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.checkpoint.files.small_files import entries, read_json
-from msprobe_engine.formats.checkpoint.files.trainer_files import add_trainer_files, stored
+from msprobe_engine.formats.checkpoint.files.trainer_files import add_trainer_files, make_stored_tensor
 from msprobe_engine.formats.checkpoint.files.tree_parts import add_optimizer, add_state_dict, add_training_state
 from msprobe_engine.formats.checkpoint.model import MODEL, Box, Checkpoint, StoredTensor
 from msprobe_engine.formats.checkpoint.optimizer_names import is_optimizer
@@ -66,7 +66,7 @@ def _read_file(path: Path, trust: Collection[str]) -> Checkpoint:
         out = Checkpoint(path, "Lightning", files=[path])
     else:
         out = Checkpoint(path, "torch file", files=[path])
-    add_training_state(out, _unwrapped(tree))
+    add_training_state(out, _unwrap_object(tree))
     if _RANK_FILE.fullmatch(path.name):
         out.notes.append(f"{path}: is the file of one rank; give its directory to have the whole model, with states by parameter")
     if not out.tensors:
@@ -74,7 +74,7 @@ def _read_file(path: Path, trust: Collection[str]) -> Checkpoint:
     return out
 
 
-def _unwrapped(tree: Any) -> Any:
+def _unwrap_object(tree: Any) -> Any:
     """The dict of an object that was saved whole; a module that was saved whole by its parameters."""
     if not isinstance(tree, Inert):
         return tree
@@ -210,7 +210,7 @@ def _add_indexed(out: Checkpoint, path: Path, index: str, trust: Collection[str]
         named = set(wanted)
         for tensor in tensors:  # in the order of the file, which for .bin is that of the module
             if tensor in named:
-                out.add(stored(tensor, tensors[tensor], MODEL))
+                out.add(make_stored_tensor(tensor, tensors[tensor], MODEL))
         more = len(tensors) - (len(wanted) - len(missing))
         if more:
             out.notes.append(f"{path / inside}: holds {more} tensors that {index} does not name; they are not read")
@@ -239,7 +239,7 @@ def _add_file(out: Checkpoint, file: Path, trust: Collection[str], prefix: str =
 
 def _add_safetensors(out: Checkpoint, file: Path, prefix: str = "") -> None:
     for name, tensor in _tensors_of(out, file, ()).items():
-        out.add(stored(prefix + name, tensor, MODEL))
+        out.add(make_stored_tensor(prefix + name, tensor, MODEL))
 
 
 def _tensors_of(out: Checkpoint, file: Path, trust: Collection[str]) -> dict[str, FileTensor]:

@@ -81,10 +81,10 @@ def add_tree(checkpoint: Checkpoint, tree: Any, path: str) -> None:
     tensors, values = plain(tree, path)
     checkpoint.values |= values
     for name, tensor in tensors.items():
-        checkpoint.add(stored(name, tensor, value_group(path)))
+        checkpoint.add(make_stored_tensor(name, tensor, value_group(path)))
 
 
-def stored(name: str, tensor: FileTensor, group: str = OTHER, state: str = "", origin: str = "") -> StoredTensor:
+def make_stored_tensor(name: str, tensor: FileTensor, group: str = OTHER, state: str = "", origin: str = "") -> StoredTensor:
     boxes = whole(tensor.shape, tensor.file, tensor.start, tensor.strides)
     return StoredTensor(name, tensor.shape, tensor.dtype, boxes, state=state, group=group, origin=origin)
 

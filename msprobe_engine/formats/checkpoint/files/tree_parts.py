@@ -10,7 +10,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
-from msprobe_engine.formats.checkpoint.files.trainer_files import stored
+from msprobe_engine.formats.checkpoint.files.trainer_files import make_stored_tensor
 from msprobe_engine.formats.checkpoint.model import MODEL, OTHER, RANDOM, SCHEDULER, Checkpoint, value_group
 from msprobe_engine.formats.checkpoint.optimizer_names import Parameter, is_optimizer, optimizer_parts
 from msprobe_engine.formats.tensors.opaque_objects import Inert, Named, attributes
@@ -31,7 +31,7 @@ _MOST_PARTS = 64
 def add_training_state(out: Checkpoint, tree: Any) -> None:
     """Take in the object of a file, whatever it is."""
     if isinstance(tree, FileTensor):
-        out.add(stored("tensor", tree, MODEL))
+        out.add(make_stored_tensor("tensor", tree, MODEL))
         return
     if is_optimizer(tree):
         add_optimizer(out, tree, "optimizer", True)
@@ -41,7 +41,7 @@ def add_training_state(out: Checkpoint, tree: Any) -> None:
         tensors, values = plain(tree, "data")
         out.add_values(values)
         for name, tensor in tensors.items():
-            out.add(stored(name, tensor, MODEL))
+            out.add(make_stored_tensor(name, tensor, MODEL))
         return
     main = _main(parts)
     if main is None:
@@ -76,7 +76,7 @@ def add_state_dict(out: Checkpoint, tree: Any, prefix: str = "", values_at: str 
     """Take in the tensors of a model's state dict, nested or not."""
     tensors, values = plain(tree)
     for name, tensor in tensors.items():
-        out.add(stored(prefix + name, tensor, MODEL))
+        out.add(make_stored_tensor(prefix + name, tensor, MODEL))
     out.add_values({f"{values_at}{prefix}{name}": value for name, value in values.items()})
 
 
@@ -149,7 +149,7 @@ def _add_rest(out: Checkpoint, tree: Any, path: str) -> None:
     out.add_values(values)
     group = SCHEDULER if path == "lr_scheduler" else RANDOM if _RANDOM.fullmatch(path) else value_group(path)
     for name, tensor in tensors.items():
-        out.add(stored(name, tensor, group if group != OTHER or not _is_weight(path) else MODEL))
+        out.add(make_stored_tensor(name, tensor, group if group != OTHER or not _is_weight(path) else MODEL))
 
 
 def _is_weight(path: str) -> bool:

@@ -42,7 +42,7 @@ def vocabulary(args: Mapping[str, Any]) -> int | None:
     return None if "Null" in str(args.get("tokenizer_type")) else number(args, "vocab_size")
 
 
-def padding(args: Mapping[str, Any], name: str, shape: Sequence[int]) -> int | None:
+def find_padding_row(args: Mapping[str, Any], name: str, shape: Sequence[int]) -> int | None:
     """The row of a vocabulary's table from which on rows only fill it up; None: of another parameter, or not known to be so."""
     used = vocabulary(args)
     return used if used is not None and name.endswith(TABLES_OF_TOKENS) and shape and used < shape[0] else None

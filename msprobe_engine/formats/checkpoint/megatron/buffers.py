@@ -36,7 +36,7 @@ class Layout(NamedTuple):
         return [sum(self.sizes[: place.bucket]) + place.start for place in self.places]
 
 
-def _aligned(number: int, to: int) -> int:
+def _align_up(number: int, to: int) -> int:
     return -(-number // to) * to
 
 
@@ -54,7 +54,7 @@ def laid_out(numels: Sequence[int], alone: Collection[int] = (), bucket_size: in
     at = 0
     begun = False
     for i, numel in enumerate(numels):
-        at = _aligned(at, alignment)
+        at = _align_up(at, alignment)
         if i in alone and begun:
             sizes.append(at)
             at = 0
@@ -69,7 +69,7 @@ def laid_out(numels: Sequence[int], alone: Collection[int] = (), bucket_size: in
     return Layout(places, sizes)
 
 
-def fitted(numels: Sequence[int], sizes: Sequence[int]) -> Layout | None:
+def fit_buckets(numels: Sequence[int], sizes: Sequence[int]) -> Layout | None:
     """The layout of parameters in buckets whose sizes are known; None: they do not fit.
 
     Args:
@@ -79,7 +79,7 @@ def fitted(numels: Sequence[int], sizes: Sequence[int]) -> Layout | None:
     places: list[Place] = []
     bucket = at = 0
     for numel in numels:
-        at = _aligned(at, ALIGNMENT)
+        at = _align_up(at, ALIGNMENT)
         if bucket < len(sizes) and at == sizes[bucket] and at:  # closed before this parameter, which has a bucket of its own
             bucket, at = bucket + 1, 0
         if bucket == len(sizes) or at + numel > sizes[bucket]:
@@ -91,7 +91,7 @@ def fitted(numels: Sequence[int], sizes: Sequence[int]) -> Layout | None:
     return Layout(places, list(sizes)) if bucket == len(sizes) and at == 0 else None
 
 
-def found(numels: Sequence[int], total: int, alone: Collection[int], bucket_sizes: Sequence[int | None]) -> Layout | None:
+def find_layout(numels: Sequence[int], total: int, alone: Collection[int], bucket_sizes: Sequence[int | None]) -> Layout | None:
     """The layout whose buckets have `total` elements together; None: none of the known ones has.
 
     Args:

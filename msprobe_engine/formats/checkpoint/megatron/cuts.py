@@ -14,7 +14,7 @@ from dataclasses import replace
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.cuts import width_of
-from msprobe_engine.formats.checkpoint.model import Box, Index, StoredTensor, joined, rows
+from msprobe_engine.formats.checkpoint.model import Box, Index, StoredTensor, concatenate_tensors, rows
 
 
 class Cut(enum.Enum):
@@ -127,7 +127,7 @@ def _has_up_projection(name: str, shapes: Mapping[str, Index]) -> bool:
     return any(f"{head}{leaf}.weight" in shapes for leaf in ("linear_kv_up_proj", "linear_kvb", "linear_kv_nope"))
 
 
-def merged(pieces: Sequence[StoredTensor], cut: Cut, parts: Sequence[int] = ()) -> StoredTensor:
+def merge_pieces(pieces: Sequence[StoredTensor], cut: Cut, parts: Sequence[int] = ()) -> StoredTensor:
     """The whole of the pieces of all tensor-parallel ranks, in their order.
 
     Args:
@@ -149,15 +149,15 @@ def merged(pieces: Sequence[StoredTensor], cut: Cut, parts: Sequence[int] = ()) 
                 )
         return replace(head, copies=(*head.copies, *(box for piece in pieces[1:] for box in (*piece.boxes, *piece.copies))))
     if cut is Cut.ROWS:
-        return joined(pieces, 0)
+        return concatenate_tensors(pieces, 0)
     if cut is Cut.COLUMNS:
-        return joined(pieces, 1)
+        return concatenate_tensors(pieces, 1)
     width = width_of(pieces[0])
     sizes = list(parts) if cut in (Cut.MAMBA, Cut.MAMBA_CONV) else [pieces[0].shape[0] // 2] * 2
     for piece in pieces:
         if sum(sizes) != piece.shape[0]:
             raise DumpFormatError(f"{piece.key}: its {piece.shape[0]} rows on a rank are not made of parts of {sizes}")
-    return joined([rows(piece, sum(sizes[:i]), size, width) for i, size in enumerate(sizes) for piece in pieces])
+    return concatenate_tensors([rows(piece, sum(sizes[:i]), size, width) for i, size in enumerate(sizes) for piece in pieces])
 
 
 def as_copies(tensor: StoredTensor) -> tuple[Box, ...]:

@@ -96,11 +96,11 @@ def single_experts(name: str, tensor: StoredTensor, experts: int) -> Iterator[tu
         start = box.start + expert * lines * columns * width
         yield (
             f"{match['head']}local_experts.{expert}.linear_fc{match['number']}.weight",
-            _turned(tensor, (columns, lines), box.file, start),
+            _make_transposed(tensor, (columns, lines), box.file, start),
         )
 
 
-def _turned(tensor: StoredTensor, shape: tuple[int, int], file: Path, start: int) -> StoredTensor:
+def _make_transposed(tensor: StoredTensor, shape: tuple[int, int], file: Path, start: int) -> StoredTensor:
     return StoredTensor(
         tensor.name,
         shape,

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.formats.checkpoint.megatron.arguments import number, padding
-from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, as_copies, cut_of, is_expert, is_listed, mamba_parts, merged
+from msprobe_engine.formats.checkpoint.megatron.arguments import find_padding_row, number
+from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, as_copies, cut_of, is_expert, is_listed, mamba_parts, merge_pieces
 from msprobe_engine.formats.checkpoint.megatron.file import RankFile, single_experts
 from msprobe_engine.formats.checkpoint.megatron.numbering import expert_number, in_model, layers_in, local_layer, offsets
 from msprobe_engine.formats.checkpoint.megatron.ranks import Rank, Sizes, in_words
@@ -31,7 +31,7 @@ class Merging:
         self.problems: list[str] = []
         self.notes: list[str] = []
         self.chunks = len(next(iter(ranks.values())).chunks)
-        wanted = set(sizes.expected())
+        wanted = set(sizes.list_writing_ranks())
         self.ranks = {rank: file for rank, file in sorted(ranks.items()) if rank in wanted}
         self.empty = _noop_layers(args)
         self.offsets = self._offsets()
@@ -53,11 +53,11 @@ class Merging:
         for root in roots:
             counts = [[stage.get(root, 0) for stage in chunk] for chunk in seen]
             if (lost or self.empty) and root.endswith(("decoder.layers", "encoder.layers")):
-                counts = self._told(counts, lost)
+                counts = self._count_layers_by_arguments(counts, lost)
             found[root] = offsets(counts, self.args.get("schedules_method") == "dualpipev")
         return found
 
-    def _told(self, counts: list[list[int]], lost: Sequence[int]) -> list[list[int]]:
+    def _count_layers_by_arguments(self, counts: list[list[int]], lost: Sequence[int]) -> list[list[int]]:
         """Layers by chunk and stage as the arguments say them, where files do not: a stage has none, or layers that are nothing."""
         layers, parts = number(self.args, "num_layers"), self.chunks * self.sizes.pp
         first = number(self.args, "decoder_first_pipeline_num_layers")
@@ -172,12 +172,12 @@ class Merging:
             else:
                 filled = [piece if piece is not None else replace(known, boxes=(), copies=()) for piece in some]
             try:
-                tensor = merged(filled, cut, parts)
+                tensor = merge_pieces(filled, cut, parts)
             except DumpFormatError as error:
                 self.problems.append(f"{self.path}: {error}")
                 continue
             origin = name if name != whole_name else ""
-            yield replace(tensor, name=whole_name, origin=origin, padding=padding(self.args, whole_name, tensor.shape))
+            yield replace(tensor, name=whole_name, origin=origin, padding=find_padding_row(self.args, whole_name, tensor.shape))
 
     def _hole(self, name: str, state: str, place: int, stage: int, ep: int | None, ranks: Sequence[Rank]) -> None:
         """A piece that no file has. Missing files are named once, elsewhere."""

@@ -44,7 +44,7 @@ class Sizes:
         text += f"_{rank.pp:03d}" if self.pp > 1 else ""
         return text + (f"_{rank.ep:03d}" if self.ep > 1 else "")
 
-    def expected(self) -> list[Rank]:
+    def list_writing_ranks(self) -> list[Rank]:
         """The ranks that write a file.
 
         The first data-parallel rank of the dense parameters writes, and the first of the experts; a process has tensor-parallel rank

@@ -56,7 +56,7 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     if not trees:
         raise DumpFormatError(f"{path}: no rank's {WEIGHTS} can be read. {checkpoint.problems[0]}")
     args = next((tree.args for tree in trees.values() if tree.args), {})
-    sizes = sizes_of(path, args, found, _pipelined(trees))
+    sizes = sizes_of(path, args, found, _has_pipeline_stages(trees))
     ranks = {rank_of(found[name], sizes): tree for name, tree in trees.items()}
     for rank, tree in ranks.items():
         tree.rank = rank
@@ -68,12 +68,12 @@ def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
         checkpoint.add(tensor)
     checkpoint.problems += merging.problems
     checkpoint.notes += merging.notes
-    _tied(checkpoint, args)
+    _merge_tied_embedding(checkpoint, args)
     _values(checkpoint, sizes, ranks, args)
     return checkpoint
 
 
-def _pipelined(trees: Mapping[str, RankFile]) -> bool | None:
+def _has_pipeline_stages(trees: Mapping[str, RankFile]) -> bool | None:
     """Whether files of ranks with other second numbers hold other stages of a pipeline; None: they do not tell."""
     begin = [any("word_embeddings" in name for name in tree.chunks[0]) for tree in trees.values()]
     end = [any("final_layernorm" in name or "final_norm" in name for name in tree.chunks[-1]) for tree in trees.values()]
@@ -84,7 +84,7 @@ def _pipelined(trees: Mapping[str, RankFile]) -> bool | None:
 
 def _check(path: Path, sizes: Sizes, found: Mapping[str, tuple[int, ...]], ranks: Mapping[Rank, RankFile], checkpoint: Checkpoint) -> None:
     """Files that are missing, too many, or of another run."""
-    expected = {sizes.directory(rank): rank for rank in sizes.expected()}
+    expected = {sizes.directory(rank): rank for rank in sizes.list_writing_ranks()}
     missing = [name for name in expected if name not in found]
     if missing:
         checkpoint.problems.append(f"{path}: {in_words(missing)} missing; the run's args say {sizes}")
@@ -158,7 +158,7 @@ def _alone(tree: RankFile, sizes: Sizes) -> list[Key]:
     return found
 
 
-def _tied(checkpoint: Checkpoint, args: Mapping[str, Any]) -> None:
+def _merge_tied_embedding(checkpoint: Checkpoint, args: Mapping[str, Any]) -> None:
     """The last stage's own embedding of a tied model is a copy of the first stage's."""
     if args.get("untie_embeddings_and_output_weights") is not False:
         return

@@ -18,7 +18,7 @@ from typing import Any
 from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.checkpoint.flat_tables import plain
-from msprobe_engine.formats.checkpoint.megatron.buffers import found as found_layout
+from msprobe_engine.formats.checkpoint.megatron.buffers import find_layout
 from msprobe_engine.formats.checkpoint.megatron.cuts import is_expert
 from msprobe_engine.formats.checkpoint.megatron.groups import Parameter, label, members_of
 from msprobe_engine.formats.checkpoint.model import OPTIMIZER, Index, StoredTensor, whole
@@ -50,7 +50,7 @@ class RankStates:
     experts_apart: bool = False
     problems: list[str] = field(default_factory=list)
 
-    def put(self, parameter: Parameter, state: str, tensor: FileTensor) -> None:
+    def add_state(self, parameter: Parameter, state: str, tensor: FileTensor) -> None:
         """Take in a state that has the parameter's shape."""
         boxes = whole(tensor.shape, tensor.file, tensor.start, tensor.strides)
         self.tensors[parameter.key, state] = StoredTensor(parameter.name, tensor.shape, tensor.dtype, boxes, state=state, group=OPTIMIZER)
@@ -87,7 +87,7 @@ def states_of(path: Path, tree: Any, chunks: Sequence[Mapping[str, FileTensor]])
     out.values |= settings_of(groups)
     states = [_dict(part.get("state")) for part in inner]
     if any(states) or any(_masters(part) for part in parts):
-        _numbered(path, parts, inner, states, groups, chunks, out)
+        _add_numbered_states(path, parts, inner, states, groups, chunks, out)
     return out
 
 
@@ -149,7 +149,7 @@ def _settings(part: dict[Any, Any], out: RankStates) -> None:
     out.values |= values
 
 
-def _numbered(
+def _add_numbered_states(
     path: Path,
     parts: Sequence[dict[Any, Any]],
     inner: Sequence[dict[Any, Any]],
@@ -178,7 +178,7 @@ def _numbered(
                 if what == "step":
                     steps.setdefault(step_of(value), []).append(parameter.name)
                 elif isinstance(value, FileTensor) and value.shape == parameter.shape:
-                    out.put(parameter, str(what), value)
+                    out.add_state(parameter, str(what), value)
                 elif isinstance(value, FileTensor):
                     out.problems.append(
                         f"{path}: state {what} of {parameter.name} has shape {list(value.shape)}, its parameter {list(parameter.shape)}; "
@@ -194,7 +194,7 @@ def _numbered(
             )
         else:
             for parameter, copy in zip(halves, copies):
-                out.put(parameter, "master", copy)
+                out.add_state(parameter, "master", copy)
     if steps:
         common = max(steps, key=lambda step: len(steps[step]))
         out.values["step"] = common
@@ -289,7 +289,7 @@ def _from_buffer(
     for state, tensor in flats.items():
         width = item_size(tensor.dtype) or 0
         own = {i for i, parameter in enumerate(members) if parameter.key in alone}
-        layout = found_layout(numels, tensor.numel, own, bucket_sizes)
+        layout = find_layout(numels, tensor.numel, own, bucket_sizes)
         if layout is None or not width or tensor.strides != (1,):
             out.problems.append(
                 f"{where} has {tensor.numel} elements of {state}, which {len(members)} parameters of {sum(numels)} elements do not fill "

@@ -82,10 +82,10 @@ def read_file(path: Path) -> MindSporeFile:
         notes = [f"{path}: {name} is of a type that is not known; it is compared as bytes" for name in safe.raw]
         return MindSporeFile(path, tensors, notes=notes)
     with guard_opening(path), open_input(path) as opened:
-        return _read(Source(opened, os.fstat(opened.fileno()).st_size), path)
+        return _read_file(Source(opened, os.fstat(opened.fileno()).st_size), path)
 
 
-def _read(source: Source, path: Path) -> MindSporeFile:
+def _read_file(source: Source, path: Path) -> MindSporeFile:
     found = MindSporeFile(path)
     end = source.size
     head = source.bytes(0, min(4, end))
@@ -105,7 +105,7 @@ def _read(source: Source, path: Path) -> MindSporeFile:
                 raise WireError(f"holds more than {_MAX_VALUES} values")
             if (value.number, value.kind) != (1, BYTES):
                 raise WireError(f"has a field {value.number} at byte {value.start}, where a value should be")
-            maps += not _take(source, value, pieces)
+            maps += not _add_tensor(source, value, pieces)
     except WireError as error:
         if not pieces:
             raise DumpFormatError(f"{path}: {error}; it is no checkpoint of MindSpore, or was cut off or damaged") from None
@@ -121,7 +121,7 @@ def _read(source: Source, path: Path) -> MindSporeFile:
     return found
 
 
-def _take(source: Source, value: Field, pieces: dict[str, _Pieces]) -> bool:
+def _add_tensor(source: Source, value: Field, pieces: dict[str, _Pieces]) -> bool:
     """Adds what a value holds; False: it holds no tensor."""
     tag, tensor = None, None
     for inner in source.fields(value.start, value.end):

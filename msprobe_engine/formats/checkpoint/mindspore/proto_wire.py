@@ -130,13 +130,13 @@ class Source:
             WireError: the field is of another type.
         """
         if field.kind == VARINT:
-            return [_signed(field.value)]
+            return [_to_signed(field.value)]
         if field.kind != BYTES:
             raise WireError(f"has a field of wire type {field.kind} at byte {field.start}, where numbers should be")
         found, at = [], field.start
         while at < field.end:
             value, at = self.varint(at, field.end)
-            found.append(_signed(value))
+            found.append(_to_signed(value))
         return found
 
     def text(self, field: Field) -> str:
@@ -153,5 +153,5 @@ class Source:
             raise WireError(f"has bytes that are no text at byte {field.start}") from None
 
 
-def _signed(value: int) -> int:
+def _to_signed(value: int) -> int:
     return value - (1 << 64) if value >> 63 else value

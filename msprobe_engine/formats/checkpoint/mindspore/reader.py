@@ -219,7 +219,7 @@ def together(
     for tag, pieces in held.items():
         layout = layouts.get(tag) or _of_parameter(tag, pieces, held, layouts)
         uncut += layout is None
-        whole = _joined(tag, pieces, layout, problems)
+        whole = _merge_ranks(tag, pieces, layout, problems)
         if whole is not None:
             found[tag] = whole
     notes = [f"{uncut} of {len(held)} tensors are in no strategy file and were taken for the same on all ranks"] if uncut else []
@@ -236,7 +236,7 @@ def _of_parameter(
     return layouts.get(name) if same else None
 
 
-def _joined(tag: str, pieces: Mapping[int, Held], layout: Layout | None, problems: list[str]) -> Whole | None:
+def _merge_ranks(tag: str, pieces: Mapping[int, Held], layout: Layout | None, problems: list[str]) -> Whole | None:
     ranks = sorted(pieces)
     first = pieces[ranks[0]]
     if any((piece.shape, piece.dtype) != (first.shape, first.dtype) for piece in pieces.values()):

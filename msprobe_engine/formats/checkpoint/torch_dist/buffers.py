@@ -23,8 +23,8 @@ from typing import NamedTuple
 
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.cuts import width_of
-from msprobe_engine.formats.checkpoint.megatron.buffers import ALIGNMENT, Layout, fitted
-from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, as_copies, is_expert, is_gated, mamba_parts, merged
+from msprobe_engine.formats.checkpoint.megatron.buffers import ALIGNMENT, Layout, fit_buckets
+from msprobe_engine.formats.checkpoint.megatron.cuts import Cut, as_copies, is_expert, is_gated, mamba_parts, merge_pieces
 from msprobe_engine.formats.checkpoint.megatron.groups import Parameter
 from msprobe_engine.formats.checkpoint.megatron.numbering import expert_number, local_layer
 from msprobe_engine.formats.checkpoint.megatron.ranks import Sizes
@@ -107,24 +107,24 @@ class Buckets:
                 (copies if is_copy else pieces).setdefault((name, state), {})[place] = tensor
         for (name, state), found in pieces.items():
             try:
-                tensor = self._merged(name, found)
+                tensor = self._merge_pieces(name, found)
                 again = copies.get((name, state))
-                yield tensor if again is None else replace(tensor, copies=(*tensor.copies, *as_copies(self._merged(name, again))))
+                yield tensor if again is None else replace(tensor, copies=(*tensor.copies, *as_copies(self._merge_pieces(name, again))))
             except DumpFormatError as error:
                 self.problems.append(str(error))
 
-    def _merged(self, name: str, found: Mapping[int, StoredTensor]) -> StoredTensor:
+    def _merge_pieces(self, name: str, found: Mapping[int, StoredTensor]) -> StoredTensor:
         """The whole of the pieces of tensor-parallel ranks; what a rank lacks stays uncovered."""
-        cut = self._cut(name)
+        cut = self._find_cut(name)
         known = next(iter(found.values()))
         if cut is Cut.SAME:
-            return merged([found[place] for place in sorted(found)], cut)
+            return merge_pieces([found[place] for place in sorted(found)], cut)
         size = self.sizes.etp if is_expert(name) else self.sizes.tp
         some = [found.get(place, replace(known, boxes=())) for place in range(size)]
         rows = [n // size for n in mamba_parts(name, self._shapes)] if cut in (Cut.MAMBA, Cut.MAMBA_CONV) else ()
-        return merged(some, cut, rows)
+        return merge_pieces(some, cut, rows)
 
-    def _cut(self, name: str) -> Cut:
+    def _find_cut(self, name: str) -> Cut:
         if name not in self._cuts:
             self._cuts[name] = self._cut_of(name)
         return self._cuts[name]
@@ -148,7 +148,7 @@ class Buckets:
 
     def _local_shape(self, name: str) -> Index:
         """Shape of a tensor-parallel rank's piece."""
-        shape, cut = self.model[name].shape, self._cut(name)
+        shape, cut = self.model[name].shape, self._find_cut(name)
         ranks = self.sizes.etp if is_expert(name) else self.sizes.tp
         if cut is Cut.SAME:
             return shape
@@ -220,7 +220,7 @@ class Buckets:
                 continue
             for order in orders(parameters):
                 numels = [math.prod(parameter.shape) for parameter in order[::-1]]
-                layout = fitted(numels, buckets)
+                layout = fit_buckets(numels, buckets)
                 if layout is not None and _on_borders(layout, numels, borders):
                     names = [candidate.members[parameter.name] for parameter in order[::-1]]
                     again = [parameter.name == candidate.again for parameter in order[::-1]]

@@ -27,7 +27,7 @@ from msprobe_engine.formats.checkpoint.cuts import width_of
 from msprobe_engine.formats.checkpoint.dcp.metadata import METADATA, Metadata, find_pieces, read_metadata, read_objects
 from msprobe_engine.formats.checkpoint.files.small_files import read_text
 from msprobe_engine.formats.checkpoint.flat_tables import plain
-from msprobe_engine.formats.checkpoint.megatron.arguments import facts_of, number, padding
+from msprobe_engine.formats.checkpoint.megatron.arguments import facts_of, find_padding_row, number
 from msprobe_engine.formats.checkpoint.megatron.file import values_of
 from msprobe_engine.formats.checkpoint.megatron.ranks import Sizes
 from msprobe_engine.formats.checkpoint.megatron.states import groups_of, inner_of, parts_of, settings_of, step_of
@@ -38,9 +38,9 @@ from msprobe_engine.formats.checkpoint.model import (
     Checkpoint,
     Index,
     StoredTensor,
-    dropped,
+    concatenate_tensors,
+    drop_dimension,
     flat,
-    joined,
     narrow,
     value_group,
     whole,
@@ -134,7 +134,7 @@ def _pieces(metadata: Metadata, trust: Collection[str], checkpoint: Checkpoint) 
 
 def _common(path: Path, objects: dict[str, Any], trust: Collection[str], checkpoint: Checkpoint) -> dict[str, Any]:
     """What all ranks have and is no tensor: of a file, or in newer versions one of `objects`, which is taken out."""
-    found = _unwrapped(objects.pop(COMMON_STATE, None))
+    found = _unwrap_single(objects.pop(COMMON_STATE, None))
     file = path / COMMON
     if found is None and file.exists():
         try:
@@ -153,7 +153,7 @@ def _common(path: Path, objects: dict[str, Any], trust: Collection[str], checkpo
     return found if isinstance(found, dict) else {}
 
 
-def _unwrapped(value: Any) -> Any:
+def _unwrap_single(value: Any) -> Any:
     """What an object holds: it is saved as a list of one."""
     return value[0] if isinstance(value, list) and len(value) == 1 else value
 
@@ -184,7 +184,7 @@ def _tensors(checkpoint: Checkpoint, raw: Mapping[str, StoredTensor], args: Mapp
         all_states += held.tensors()
         checkpoint.problems += [f"{checkpoint.path}: {problem}" for problem in held.problems]
     for tensor in [*found, *all_states]:
-        checkpoint.add(replace(tensor, padding=padding(args, tensor.name, tensor.shape)))
+        checkpoint.add(replace(tensor, padding=find_padding_row(args, tensor.name, tensor.shape)))
 
 
 def _sizes(args: Mapping[str, Any], buckets: Collection[BucketKey]) -> Sizes:
@@ -212,7 +212,7 @@ def _values(checkpoint: Checkpoint, common: Mapping[str, Any], objects: Mapping[
         checkpoint.values |= {key: value for key, value in values.items() if value is not None}
         _add(checkpoint, tensors)
     for key, tree in objects.items():
-        value = _unwrapped(tree)
+        value = _unwrap_single(tree)
         random, settings = _RANDOM.fullmatch(key), _SETTINGS.fullmatch(key)
         if random is not None:
             tensors, values = plain(value, f"rng_state.tp{random['tp']}.pp{random['pp']}")
@@ -261,7 +261,7 @@ def single(tensors: Iterable[StoredTensor]) -> list[StoredTensor]:
                     halves.setdefault((match["name"], expert.state), {})[match["half"]] = expert
     for (name, _), pair in halves.items():
         if len(pair) == 2:
-            found.append(replace(joined([pair["w"], pair["v"]]), name=name))
+            found.append(replace(concatenate_tensors([pair["w"], pair["v"]]), name=name))
         else:
             found += pair.values()
     return found
@@ -300,7 +300,7 @@ def _layers(tensor: StoredTensor) -> list[StoredTensor]:
     match = _STACK.fullmatch(tensor.name)
     if match is None or not tensor.shape:
         return [tensor]
-    return _unstacked(tensor, [f"{match['head']}.{number}.{match['rest']}" for number in range(tensor.shape[0])])
+    return _split_stack(tensor, [f"{match['head']}.{number}.{match['rest']}" for number in range(tensor.shape[0])])
 
 
 def _experts(tensor: StoredTensor) -> list[StoredTensor]:
@@ -311,15 +311,15 @@ def _experts(tensor: StoredTensor) -> list[StoredTensor]:
     match = _EXPERTS.fullmatch(tensor.name)
     if match is None or not tensor.shape:
         return [tensor]
-    return _unstacked(tensor, [f"{match['head']}.local_experts.{number}.{match['rest']}" for number in range(tensor.shape[0])])
+    return _split_stack(tensor, [f"{match['head']}.local_experts.{number}.{match['rest']}" for number in range(tensor.shape[0])])
 
 
-def _unstacked(tensor: StoredTensor, names: list[str]) -> list[StoredTensor]:
+def _split_stack(tensor: StoredTensor, names: list[str]) -> list[StoredTensor]:
     """The members of a stack along dimension 0. Most boxes lie in one member: each is looked at once."""
     width = width_of(tensor)
     members: list[list[Box]] = [[] for _ in names]
     for box in tensor.boxes:
         for place in range(box.offsets[0], box.offsets[0] + box.sizes[0]):
-            members[place] += dropped(narrow((box,), 0, place, 1, width), 0)
+            members[place] += drop_dimension(narrow((box,), 0, place, 1, width), 0)
     origin = tensor.origin or tensor.name
     return [replace(tensor, name=name, shape=tensor.shape[1:], boxes=tuple(boxes), origin=origin) for name, boxes in zip(names, members)]

@@ -343,7 +343,7 @@ class Snapshot(Mapping[str, "Record"]):
             tests.append(lambda e: names.direction(e.name) == direction)
         if module is not None:
             inside: dict[str, bool | None] = {}
-            tests.append(lambda e: self._inherited(e.name, within, inside) is True)
+            tests.append(lambda e: self._find_inherited(e.name, within, inside) is True)
         return [Record(self, e) for e in self.source.entries.values() if all(test(e) for test in tests)]
 
     def frame(self, pattern: str | None = None, **wanted: Any) -> Any:
@@ -355,9 +355,9 @@ class Snapshot(Mapping[str, "Record"]):
 
     def module_of(self, name: str) -> str | None:
         """Path of the module that the record is a call of, or ran in; None when that is not known (level L1 writes no modules)."""
-        return self._inherited(name, _own_module, self._modules)
+        return self._find_inherited(name, _own_module, self._modules)
 
-    def _inherited(self, name: str, own: Callable[[str], T | None], known: dict[str, T | None]) -> T | None:
+    def _find_inherited(self, name: str, own: Callable[[str], T | None], known: dict[str, T | None]) -> T | None:
         """`own` of the innermost node that has it, from `name` upwards; `known` keeps the answers, so each node is asked once."""
         way: list[str] = []
         answer: T | None = None

@@ -251,7 +251,7 @@ class EntryParser:
         shape, data_name = node.get("shape"), node.get("data_name")
         if shape is not None and not (isinstance(shape, list) and all(isinstance(n, int) and -1 <= n < 1 << 63 for n in shape)):
             raise self._error(
-                name, f"has a tensor of shape {_shown(shape)}; a list of integers >= 0, or -1 for a symbolic size, is allowed"
+                name, f"has a tensor of shape {_format_value(shape)}; a list of integers >= 0, or -1 for a symbolic size, is allowed"
             )
         if not isinstance(data_name, str) or data_name == "-1":
             data_name = None
@@ -275,7 +275,7 @@ class EntryParser:
             return self._no_count
         if isinstance(value, int) and 0 <= value < 1 << 63:
             return int(value)
-        raise self._error(name, f"has {key} = {_shown(value)}; an integer >= 0 is allowed")
+        raise self._error(name, f"has {key} = {_format_value(value)}; an integer >= 0 is allowed")
 
     def _value(self, value: Any, key: str, name: str) -> Value:
         if value is None or isinstance(value, float) or (isinstance(value, int) and abs(value) < 1 << 64):
@@ -284,10 +284,10 @@ class EntryParser:
             return WORDS_OF_NUMBERS[value]
         if isinstance(value, str) and value in ("N/A", "None", ""):
             return None
-        raise self._error(name, f"has {key} = {_shown(value)}; a number of at most 64 bits, null or 'NaN' is allowed")
+        raise self._error(name, f"has {key} = {_format_value(value)}; a number of at most 64 bits, null or 'NaN' is allowed")
 
 
-def _shown(value: Any) -> str:
+def _format_value(value: Any) -> str:
     """A short text of a value that may be anything, huge integers too (whose text Python refuses to make)."""
     try:
         return repr(value)[:80]

@@ -34,12 +34,12 @@ class Answer(NamedTuple):
 
 _KEPT = 16
 _answered: dict[str, set[bytes]] = {}
-"""In a worker: of the last `_KEPT` calls of `look` the digests of which it has given a template."""
+"""In a worker: of the last `_KEPT` calls of `ask_workers` the digests of which it has given a template."""
 
 
-def look(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
+def ask_workers(paths: Sequence[Path], scheduler: str) -> dict[Path, Answer]:
     """What the files are. A file with which something is wrong has no answer here: who reads it says so."""
-    found = _on_workers(paths, partial(_look, uuid.uuid4().hex), scheduler)
+    found = _on_workers(paths, partial(_answer_for_file, uuid.uuid4().hex), scheduler)
     for path, answer in found.items():
         for table in (answer.table, None if answer.template is None else answer.template.table):
             if table is not None:
@@ -65,7 +65,7 @@ def _on_workers(paths: Sequence[Path], work: Callable[[Path], Answer], scheduler
     return {path: found[path] for path in paths}
 
 
-def _look(call: str, file: Path) -> Answer:
+def _answer_for_file(call: str, file: Path) -> Answer:
     text = read_text(file)
     if text is not None:
         answered = _answered.setdefault(call, set())

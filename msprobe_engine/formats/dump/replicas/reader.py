@@ -63,7 +63,7 @@ class ReplicaReader:
         if not self._scheduler:
             return
         todo = [path for path in paths if path not in self._ahead and not (self._kept and path in self._kept)]
-        for path, answer in far.look(todo, self._scheduler).items():
+        for path, answer in far.ask_workers(todo, self._scheduler).items():
             self._ahead[path] = answer.seen
             if answer.seen is not None and answer.template is not None and answer.seen.digest not in self._templates:
                 self._add(answer.seen, answer.template)
@@ -76,7 +76,7 @@ class ReplicaReader:
         Raises:
             DumpFormatError: as there.
         """
-        view = self._known(path)
+        view = self._find_view(path)
         if view is not None:
             return view
         own = self._own.pop(path, None)
@@ -84,10 +84,10 @@ class ReplicaReader:
 
     def template(self, path: Path) -> DumpTable | None:
         """One and the same for all files that differ only in the ranks that they name; None of a file that has to be read for itself."""
-        view = self._known(path)
+        view = self._find_view(path)
         return None if view is None else view.template
 
-    def _known(self, path: Path) -> DumpTable | None:
+    def _find_view(self, path: Path) -> DumpTable | None:
         if path.name != layout.DUMP:
             return None
         if self._kept is None:
@@ -117,7 +117,7 @@ class ReplicaReader:
         if template is None:
             return None
         found = [self._word(text) for text in seen.named]
-        return self._made(template, path, seen.header, seen.whole, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
+        return self._make_table(template, path, seen.header, seen.whole, self._ranks.setdefault(tuple(map(id, found)), tuple(found)))
 
     def _add(self, seen: Seen, template: Template | None) -> None:
         if template is not None:
@@ -133,7 +133,7 @@ class ReplicaReader:
         return known
 
     @staticmethod
-    def _made(template: Template, path: Path, header: dict[str, Any], whole: bool, ranks: tuple[Any, ...]) -> DumpTable:
+    def _make_table(template: Template, path: Path, header: dict[str, Any], whole: bool, ranks: tuple[Any, ...]) -> DumpTable:
         table = copy.copy(template.table)
         table.path, table.header, table.problems = path, header, []
         table.template, table.named_ranks = template.table, ranks

@@ -96,10 +96,10 @@ Plan = dict[Any, Any]
 """Key (or position in a list) -> number of the place, or the plan of what stands there."""
 
 
-def _filled(node: Any, plan: Plan, ranks: Sequence[Any]) -> Any:
+def _fill_ranks(node: Any, plan: Plan, ranks: Sequence[Any]) -> Any:
     made = node.copy()
     for key, place in plan.items():
-        made[key] = ranks[place] if type(place) is int else _filled(node[key], place, ranks)
+        made[key] = ranks[place] if type(place) is int else _fill_ranks(node[key], place, ranks)
     return made
 
 
@@ -112,7 +112,7 @@ class RankNodes(Mapping[int, Any]):
     def __getitem__(self, key: int) -> Any:
         node = self._nodes[key]
         plan = self._plan.get(key)
-        return node if plan is None else _filled(node, plan, self._rank_names)
+        return node if plan is None else _fill_ranks(node, plan, self._rank_names)
 
     def __contains__(self, key: object) -> bool:
         return key in self._nodes

@@ -76,7 +76,7 @@ def read_text(path: Path) -> Text | None:
         return None
     places = [match.span(match.lastindex or 0) for match in _PLACES.finditer(body)]
     key = hashlib.sha256(b"".join([hashlib.sha256(text).digest() for text in beside]) + _program(header))
-    for piece in _marked(body, places):
+    for piece in _mark_places(body, places):
         key.update(piece)
     whole = all(text.rstrip().endswith(b"}") for text in beside)
     seen = Seen(key.digest(), [body[start:stop] for start, stop in places], header, whole, len(body))
@@ -97,7 +97,7 @@ def make_template(path: Path, text: Text) -> Template | None:
     table = DumpTable(path)
     try:
         with guard_reading(path, "a dump"), collection_paused():
-            records = records_of(path, text.head, b"".join(_marked(text.body, text.places)))
+            records = records_of(path, text.head, b"".join(_mark_places(text.body, text.places)))
             keys = len(records.header)
             damaged = fill(table, records).left_out or records.repeated or len(set(table.ops)) < len(table.ops)
     except DumpFormatError:
@@ -115,7 +115,7 @@ def make_template(path: Path, text: Text) -> Template | None:
     for name in _SHOWN:
         column = getattr(table, name)
         items = column.items() if isinstance(column, dict) else enumerate(column)
-        made.texts[name] = {row: _number(shown) for row, value in items if _LIST in (shown := _shown(value))}
+        made.texts[name] = {row: _number(shown) for row, value in items if _LIST in (shown := _first_text(value))}
     if any(_LIST[1:] in word or _TEXT in word for word in (*table.name, *table.ops, *table.data_name)):
         return None
     return made
@@ -130,7 +130,7 @@ def _program(header: Mapping[str, Any]) -> bytes:
     return repr({**header, "rank": None, "parallel": (parallel, stage)}).encode(errors="surrogatepass")
 
 
-def _marked(body: bytes, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
+def _mark_places(body: bytes, places: Sequence[tuple[int, int]]) -> Iterator[bytes]:
     """The pieces of a text in which each place bears its mark."""
     end = 0
     for number, (start, stop) in enumerate(places):
@@ -168,7 +168,7 @@ def _plan(node: Any) -> Plan | None:
     return found or None
 
 
-def _shown(value: Any) -> str:
+def _first_text(value: Any) -> str:
     text = value[0] if type(value) is tuple else value
     return text if type(text) is str else ""
 

@@ -18,7 +18,7 @@ class DiskQuota:
         self.used = 0
         self._lock = threading.Lock()
 
-    def take(self, nbytes: int) -> bool:
+    def reserve(self, nbytes: int) -> bool:
         """Take `nbytes`; False when they are not there, and nothing is taken."""
         with self._lock:
             if self.limit and self.used + nbytes > self.limit:
@@ -26,7 +26,7 @@ class DiskQuota:
             self.used += nbytes
             return True
 
-    def give(self, nbytes: int) -> None:
+    def release(self, nbytes: int) -> None:
         """Give back what was taken and not used."""
         with self._lock:
             self.used -= nbytes

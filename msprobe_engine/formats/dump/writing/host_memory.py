@@ -84,7 +84,7 @@ class HostMemory:
         self._lock = threading.Lock()
         self._changed = threading.Condition(self._lock)
 
-    def take(self, nbytes: int, kind: str = PLAIN) -> tuple[Slab, int] | None:
+    def allocate(self, nbytes: int, kind: str = PLAIN) -> tuple[Slab, int] | None:
         """Memory for `nbytes`: the slab, and the offset in it, a multiple of 64. Waits while the budget is used up.
 
         Returns None when nothing came free in time.
@@ -96,7 +96,7 @@ class HostMemory:
             with self._lock:
                 if (found := self._fit(nbytes, kind)) is not None:
                     return found
-        return self._take(nbytes, kind)
+        return self._allocate_slab(nbytes, kind)
 
     def _fit(self, nbytes: int, kind: str) -> tuple[Slab, int] | None:
         slab = self._open.get(kind)
@@ -109,7 +109,7 @@ class HostMemory:
         slab.users += 1
         return slab, offset
 
-    def _take(self, nbytes: int, kind: str) -> tuple[Slab, int] | None:
+    def _allocate_slab(self, nbytes: int, kind: str) -> tuple[Slab, int] | None:
         small = nbytes <= self._small
         capacity = self._slab_bytes if small else _size_class(nbytes, kind)
         started = 0.0
@@ -168,7 +168,7 @@ class HostMemory:
         slab.offset = 0
         self._open[slab.kind] = slab
 
-    def give(self, slab: Slab) -> None:
+    def release(self, slab: Slab) -> None:
         """One copy in `slab` is not needed any more."""
         with self._lock:
             slab.users -= 1

@@ -26,7 +26,7 @@ class Template(Protocol):
         """File content behind the elements; `crc` is their CRC-32 where `checksum` is true, else 0."""
         ...
 
-    def widened(self, address: int, nbytes: int, /) -> npt.NDArray[Any] | None:
+    def widen_elements(self, address: int, nbytes: int, /) -> npt.NDArray[Any] | None:
         """The elements as the file has them where these are not the bytes of the tensor."""
         ...
 
@@ -125,31 +125,31 @@ class LooseFiles:
         with files.lock:
             for (payload, _), first, code in zip(made, names, errors):
                 if not code:
-                    self._written(payload, first)
+                    self._mark_written(payload, first)
 
     def _content(self, payload: Payload) -> _Content:
         template = self._templates.get(payload.dtype, payload.shape)
         size = template.overhead + payload.nbytes
-        if size > payload.reserved and not self._quota.take(size - payload.reserved):
+        if size > payload.reserved and not self._quota.reserve(size - payload.reserved):
             raise OSError(f"{OVER_QUOTA}: the file is larger than expected")
-        self._quota.give(max(0, payload.reserved - size))
+        self._quota.release(max(0, payload.reserved - size))
         payload.reserved = size
         crc = host_kernel.crc32(payload.address, payload.nbytes) if template.checksum else 0
         tail = bytes(template.tail(crc))
-        widened = template.widened(payload.address, payload.nbytes)
+        widened = template.widen_elements(payload.address, payload.nbytes)
         if widened is None:
             return _Content(template.head, payload.address, payload.nbytes, tail, None)
         return _Content(template.head, widened.ctypes.data, widened.nbytes, tail, widened)
 
-    def _written(self, payload: Payload, name: str | None) -> None:
+    def _mark_written(self, payload: Payload, name: str | None) -> None:
         payload.where, payload.state = name or f".{payload.row}.tmp", WRITTEN
         names, payload.names = payload.names, []
         if name is not None:  # the first of them
             payload.names.append(names.pop(0))
         for other in names:
-            self.named(payload, other)
+            self.add_name(payload, other)
 
-    def named(self, payload: Payload, name: str) -> None:
+    def add_name(self, payload: Payload, name: str) -> None:
         files = self._files
         payload.names.append(name)
         if payload.state != WRITTEN:
@@ -170,14 +170,14 @@ class LooseFiles:
         try:
             self._files.link(payload.where, name)
         except OSError:  # a file system without links, or too many of them
-            if not self._quota.take(payload.reserved):
+            if not self._quota.reserve(payload.reserved):
                 payload.names.remove(name)
                 self._files.lose(name, payload.nbytes, "max_disk_gb is used up, and this file system has no links", OVER_QUOTA)
                 return
             try:
                 self._files.copy(payload.where, name)
             except OSError:
-                self._quota.give(payload.reserved)
+                self._quota.release(payload.reserved)
                 raise
 
     def withdraw(self, payload: Payload, name: str) -> None:
@@ -206,7 +206,7 @@ class LooseFiles:
         for payload in self._files.kept.values():
             if payload.state == WRITTEN and not payload.names and payload.where is not None:
                 self._files.unlink(payload.where)
-                self._quota.give(payload.reserved)
+                self._quota.release(payload.reserved)
                 payload.state, payload.where = LOST, None
 
 

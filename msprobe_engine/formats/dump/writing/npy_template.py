@@ -56,7 +56,7 @@ class NpyTemplate:
         """Nothing stands behind the elements."""
         return b""
 
-    def widened(self, address: int, nbytes: int) -> Array | None:
+    def widen_elements(self, address: int, nbytes: int) -> Array | None:
         """The elements as the file has them, flat; None: they are the bytes themselves.
 
         Args:

@@ -159,10 +159,10 @@ class PackedFiles:
             ready = [p for p in self._open if p.names]
             named = sum(p.nbytes for p in ready)
             ready = ready if 2 * named >= self._open_bytes else self._open
-            full, number = self._cut(ready)
+            full, number = self._start_shard(ready)
         self._write(full, number)
 
-    def _cut(self, payloads: list[Payload]) -> tuple[list[Payload], int]:
+    def _start_shard(self, payloads: list[Payload]) -> tuple[list[Payload], int]:
         chosen = set(map(id, payloads))
         self._open = [p for p in self._open if id(p) not in chosen]
         self._open_bytes = sum(p.nbytes for p in self._open)
@@ -179,7 +179,7 @@ class PackedFiles:
         try:
             first = header(payloads, self._files.step)
             reserved, actual = sum(p.reserved for p in payloads), len(first) + sum(p.nbytes for p in payloads)
-            if actual > reserved and not self._quota.take(actual - reserved):
+            if actual > reserved and not self._quota.reserve(actual - reserved):
                 raise OSError(f"{OVER_QUOTA}: file headers are larger than expected")
             self._files.write(temporary, [first, *pieces(payloads)])
             self._files.rename(temporary, name)
@@ -189,7 +189,7 @@ class PackedFiles:
             for payload in payloads:
                 self._fail(payload, error)
             return
-        self._quota.give(max(0, reserved - actual))
+        self._quota.release(max(0, reserved - actual))
         with self._files.lock:
             for payload in payloads:
                 payload.where, payload.state, payload.reserved = name, WRITTEN, payload.nbytes
@@ -197,10 +197,10 @@ class PackedFiles:
         for payload in payloads:
             self._release(payload)
 
-    def named(self, payload: Payload, name: str) -> None:
+    def add_name(self, payload: Payload, name: str) -> None:
         if self._quota.limit:
             size = self._entry_bytes(payload, name)
-            if not self._quota.take(size):
+            if not self._quota.reserve(size):
                 self._files.lose(name, payload.nbytes, "max_disk_gb is used up", OVER_QUOTA)
                 return
             self._index_reserved += size
@@ -216,7 +216,7 @@ class PackedFiles:
         with self._files.lock:
             if not self._open:
                 return
-            full, number = self._cut(self._open)
+            full, number = self._start_shard(self._open)
         self._write(full, number)
 
     def finish(self) -> None:
@@ -228,7 +228,7 @@ class PackedFiles:
         with self._files.lock:
             for payload in self._open:
                 if not payload.names:
-                    self._quota.give(payload.reserved)
+                    self._quota.release(payload.reserved)
             unnamed = [p for p in self._open if not p.names]
             self._open = [p for p in self._open if p.names]
         for payload in unnamed:
@@ -243,22 +243,22 @@ class PackedFiles:
                 tensors.append((first, payload.where, payload.key, payload.dtype))
                 aliases.extend((other, first) for other in others)
         if not tensors:
-            self._quota.give(self._index_reserved)
+            self._quota.release(self._index_reserved)
             return
         text = index_text(tensors, aliases)
         temporary = f".{INDEX}.tmp"
         try:
-            if len(text) > self._index_reserved and not self._quota.take(len(text) - self._index_reserved):
+            if len(text) > self._index_reserved and not self._quota.reserve(len(text) - self._index_reserved):
                 raise OSError("max_disk_gb is used up")
             self._files.write(temporary, [text])
             self._files.rename(temporary, INDEX)
         except OSError as error:
-            self._quota.give(self._index_reserved)
+            self._quota.release(self._index_reserved)
             why = error.strerror or str(error)
             for name, _ in aliases:
                 self._files.lose(name, 0, f"the index that has this name could not be written: {why}", NOT_WRITTEN)
             raise
-        self._quota.give(max(0, self._index_reserved - len(text)))
+        self._quota.release(max(0, self._index_reserved - len(text)))
 
     def _remove_unnamed(self) -> None:
         """Shards of which no tensor has a name (any more) go."""
@@ -267,7 +267,7 @@ class PackedFiles:
         for payload in written:
             if payload.where not in used and payload.where is not None:
                 self._files.unlink(payload.where)
-                self._quota.give(payload.reserved)
+                self._quota.release(payload.reserved)
                 payload.where = None
 
     def _entry_bytes(self, payload: Payload, name: str) -> int:

@@ -37,7 +37,7 @@ class Sample(NamedTuple):
     tail: bytes
 
 
-def split(content: bytes) -> Sample:
+def split_sample(content: bytes) -> Sample:
     """The sample in a whole file.
 
     Raises:
@@ -76,7 +76,7 @@ class PtTemplate:
         self._seed = 0
         self._after: list[int] = []
         try:
-            self._read(head, sample.nbytes)
+            self._parse_tail(head, sample.nbytes)
         except (struct.error, ValueError, IndexError) as error:
             raise DumpFormatError(f"a .pt file that torch wrote is not understood ({error})") from None
         self.head = bytes(head)
@@ -101,10 +101,10 @@ class PtTemplate:
                 _CRC.pack_into(tail, place, own)
         return tail
 
-    def widened(self, _address: int, _nbytes: int) -> None:
+    def widen_elements(self, _address: int, _nbytes: int) -> None:
         """The file has the bytes of the tensor as they are."""
 
-    def _read(self, head: bytearray, nbytes: int) -> None:
+    def _parse_tail(self, head: bytearray, nbytes: int) -> None:
         skipped = len(head) + nbytes  # distance of a place in the tail from the beginning of the file
         tail, found, payload = self._tail, b"", False
         for name, local, size, crc, at in _records(tail, skipped):

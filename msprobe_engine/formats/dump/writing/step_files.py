@@ -47,7 +47,7 @@ class Format(Protocol):
         """The bytes of these payloads are there."""
         ...
 
-    def named(self, payload: Payload, name: str) -> None:
+    def add_name(self, payload: Payload, name: str) -> None:
         """One more name of a payload; the caller holds the lock of the step."""
         ...
 
@@ -203,7 +203,7 @@ class StepFiles:
                 else:
                     self._give_name(payload, name)
 
-    def settle(self) -> None:
+    def resolve_repeated_names(self) -> None:
         """All records and bytes are here: names that were given twice go to the record that came last."""
         with self.lock:
             again, self.again = sorted(self.again, key=lambda item: item[0]), []
@@ -219,9 +219,9 @@ class StepFiles:
         if payload.state == LOST:
             self.lose(name, payload.nbytes, payload.why)
         else:
-            self.format.named(payload, name)
+            self.format.add_name(payload, name)
 
-    def saved(self) -> Saved:
+    def find_saved(self) -> Saved:
         """What is saved, as far as is known now."""
         rows = np.zeros(max(self.kept, default=-1) + 2, np.bool_)
         rows[[row for row, payload in list(self.kept.items()) if payload.state != LOST]] = True

@@ -201,9 +201,9 @@ def entry_text(entry: Entry, options: Options, rows: Flags | None = None, lost: 
     builder = _Builder(entry.name, options, rows, lost)
     wanted = options.sections(entry)
     saved = isinstance(names.parse(entry.name), names.DebugName)
-    builder.put(f"{' ' * _ENTRY_DEPTH}{json.dumps(entry.name)}: ")
+    builder.add_text(f"{' ' * _ENTRY_DEPTH}{json.dumps(entry.name)}: ")
     if not saved:
-        builder.put("{")
+        builder.add_text("{")
     first = True
     for section, structure in entry.sections.items():
         kept = len(builder.parts), builder.length, len(builder.ops)
@@ -212,17 +212,17 @@ def entry_text(entry: Entry, options: Options, rows: Flags | None = None, lost: 
             continue
         if structure is None and section == "output":
             structure = [None]  # as 26.2.0 writes a call without a result: the overflow levels of both versions end with an error at null
-        builder.put(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(section)}: ")
+        builder.add_text(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(section)}: ")
         builder.structure(structure, _ENTRY_DEPTH + 1, place_of(section))
         if section in wanted:
             first = False
         else:  # its tensors keep their slots, its text goes
-            builder.cut(*kept)
+            builder.remove_text(*kept)
     if not saved:
         for key, value in _facts(entry).items():
-            builder.put(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(key)}: {json_text(value, _ENTRY_DEPTH + 1)}")
+            builder.add_text(f"{'' if first else ','}\n{' ' * (_ENTRY_DEPTH + 1)}{json.dumps(key)}: {json_text(value, _ENTRY_DEPTH + 1)}")
             first = False
-        builder.put("}" if first else f"\n{' ' * _ENTRY_DEPTH}}}")
+        builder.add_text("}" if first else f"\n{' ' * _ENTRY_DEPTH}}}")
     if (not wanted and entry.sections) or "node_only" in entry.tags:
         return EntryText(entry, "", np.zeros((0, 4), np.int32), builder.slots, builder.floats, builder.saved)
     ops = np.array(builder.ops, np.int32).reshape(-1, 4)
@@ -256,11 +256,11 @@ class _Builder:
         self._name = name
         self._options = options
 
-    def put(self, part: str) -> None:
+    def add_text(self, part: str) -> None:
         self.parts.append(part)
         self.length += len(part)
 
-    def cut(self, parts: int, length: int, ops: int) -> None:
+    def remove_text(self, parts: int, length: int, ops: int) -> None:
         """Take back text, not slots."""
         del self.parts[parts:]
         del self.ops[ops:]
@@ -273,7 +273,7 @@ class _Builder:
         elif isinstance(node, Opaque):
             self._opaque(node.json, depth)
         elif node is None or depth > _text.MAX_DEPTH - 4:
-            self.put("null")
+            self.add_text("null")
             _count(node, self.slots, self.floats, depth)
             self.saved += [False] * (len(self.slots) - len(self.saved))
         elif isinstance(node, (dict, list)):
@@ -284,32 +284,32 @@ class _Builder:
             else:
                 opening, closing = "[", "]"
                 members = [("", str(i), v) for i, v in enumerate(node)]
-            self.put(opening)
+            self.add_text(opening)
             for i, (key, part, child) in enumerate(members):
-                self.put(f"{',' if i else ''}\n{' ' * (depth + 1)}{key}")
+                self.add_text(f"{',' if i else ''}\n{' ' * (depth + 1)}{key}")
                 self.structure(child, depth + 1, f"{place}.{part}" if place else part)
-            self.put(f"\n{' ' * depth}{closing}" if members else closing)
+            self.add_text(f"\n{' ' * depth}{closing}" if members else closing)
         else:
-            self.put(json_text(node, depth))
+            self.add_text(json_text(node, depth))
 
     def _opaque(self, value: Any, depth: int) -> None:
         scalar = _text.scalar(value)
         if scalar is None:
-            self.put(json_text(value, depth))
+            self.add_text(json_text(value, depth))
             return
         indent = " " * (depth + 1)
         head = ",\n".join(f'{indent}"{key}": {{}}' for key in value)
         before, _, after = head.replace('"type": {}', '"type": "float"').partition("{}")
-        self.put("{\n" + before)
+        self.add_text("{\n" + before)
         self.ops.append((self.length, _text.SCALAR, 0, len(self.floats)))
         self.floats.append(scalar)
-        self.put(f"{after}\n{' ' * depth}}}")
+        self.add_text(f"{after}\n{' ' * depth}}}")
 
     def _tensor(self, ref: TensorRef, depth: int, place: str) -> None:
         description, indent = ref.description, " " * depth
         shape = json_text(list(description.shape), depth)
-        self.put(f'{{\n{indent}"type": {json.dumps(description.type)},\n{indent}"dtype": {json.dumps(description.dtype)},\n')
-        self.put(f'{indent}"shape": {shape},\n')
+        self.add_text(f'{{\n{indent}"type": {json.dumps(description.type)},\n{indent}"dtype": {json.dumps(description.dtype)},\n')
+        self.add_text(f'{indent}"shape": {shape},\n')
         kind = _text.BOOLEAN if description.dtype.rpartition(".")[2].lower().startswith("bool") else _text.NUMERIC
         # the existing tool takes no checksum of a numpy array
         mode = "statistics" if description.type == "numpy.ndarray" else self._options.summary_mode
@@ -317,20 +317,20 @@ class _Builder:
             kind = _text.XOR
         self.ops.append((self.length, kind, depth, len(self.slots)))
         if description.requires_grad is not None:
-            self.put(f',\n{indent}"requires_grad": {"true" if description.requires_grad else "false"}')
+            self.add_text(f',\n{indent}"requires_grad": {"true" if description.requires_grad else "false"}')
         data_name = self._data_name(ref.row, place)
         if data_name:
-            self.put(f',\n{indent}"data_name": {json.dumps(data_name)}')
+            self.add_text(f',\n{indent}"data_name": {json.dumps(data_name)}')
         if mode == "md5":
             self.ops.append((self.length, _text.CRC, depth, len(self.slots)))
         for key, value in description.extra:
-            self.put(f",\n{indent}{json.dumps(str(key))}: {json_text(value, depth)}")
+            self.add_text(f",\n{indent}{json.dumps(str(key))}: {json_text(value, depth)}")
         if kind == _text.BOOLEAN:
             self.ops.append((self.length, _text.TRUES, depth, len(self.slots)))
         self.ops.append((self.length, _text.TAIL, depth, len(self.slots)))
         self.slots.append(ref.row if ref.row >= 0 else -1)
         self.saved.append(_has(self._all_rows, ref.row))
-        self.put(f"\n{' ' * (depth - 1)}}}")
+        self.add_text(f"\n{' ' * (depth - 1)}}}")
 
     def _data_name(self, row: int, place: str) -> str | None:
         if not _has(self._rows, row):

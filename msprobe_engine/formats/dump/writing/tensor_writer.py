@@ -49,7 +49,7 @@ class TensorWriter:
         self._steps: dict[int, StepFiles] = {}
         self._lock = threading.Lock()
         self._done = threading.Condition(self._lock)
-        self._pool: WriterPool[Job] = WriterPool(self._do, threads)
+        self._pool: WriterPool[Job] = WriterPool(self._run_job, threads)
         self.with_frames = False
         self._progress = 0
         self._error: BaseException | None = None
@@ -78,7 +78,7 @@ class TensorWriter:
                     self._send(files)
         self._pool.help()
 
-    def _do(self, job: Job) -> None:
+    def _run_job(self, job: Job) -> None:
         files, batch = job
         try:
             self._work(files, batch)
@@ -99,7 +99,7 @@ class TensorWriter:
         """All bytes and names of a step are here: write what stands for the whole of it, once."""
         if not files.complete:
             files.complete = True
-            jobs: list[Callable[[], None]] = [files.settle, files.format.finish, files.write_not_saved]
+            jobs: list[Callable[[], None]] = [files.resolve_repeated_names, files.format.finish, files.write_not_saved]
             for job in jobs:
                 try:
                     job()
@@ -123,7 +123,7 @@ class TensorWriter:
                         item.ready.wait()
                         item.ready = None
                 except Exception as error:
-                    self._failed(files, item, error)
+                    self._lose_payload(files, item, error)
                     continue
                 ready.append(item)
                 nbytes += item.nbytes
@@ -135,7 +135,7 @@ class TensorWriter:
         if self.memory.waiting:
             files.format.flush()
 
-    def _settle(self, files: StepFiles) -> None:
+    def _wait_for_writers(self, files: StepFiles) -> None:
         """Wait for the writer threads."""
         with self._done:
             if not files.finishing:
@@ -149,10 +149,10 @@ class TensorWriter:
     def _release(self, payload: Payload) -> None:
         slab, payload.slab = payload.slab, None
         if slab is not None:
-            self.memory.give(slab)
+            self.memory.release(slab)
             self._progress += 1
 
-    def _failed(self, files: StepFiles, payload: Payload, error: Exception) -> None:
+    def _lose_payload(self, files: StepFiles, payload: Payload, error: Exception) -> None:
         why = getattr(error, "strerror", None) or f"{type(error).__name__}: {error}"
         with files.lock:
             payload.state, payload.why = LOST, why
@@ -160,7 +160,7 @@ class TensorWriter:
             for name in names:
                 files.lose(name, payload.nbytes, why)
             files.count(NOT_WRITTEN)
-        self.quota.give(payload.reserved)
+        self.quota.release(payload.reserved)
         payload.reserved = 0
         self._release(payload)
         self._fail(error, files.tensors)
@@ -214,7 +214,7 @@ class WriterPool(Generic[Item]):
         """To be called by whoever is about to wait for jobs: where no thread could be started they are done here."""
         with contextlib.suppress(queue.Empty):
             while not self._threads:
-                self._do(self._queue.get_nowait())
+                self._run_job(self._queue.get_nowait())
 
     def _serve(self) -> None:
         while True:
@@ -226,10 +226,10 @@ class WriterPool(Generic[Item]):
                         self._threads -= 1
                         return
             else:
-                self._do(job)
+                self._run_job(job)
                 del job  # a thread that waits for the next one must not keep a step's records alive
 
-    def _do(self, job: Item) -> None:
+    def _run_job(self, job: Item) -> None:
         """A fault must not end the thread: jobs that come later would wait for ever."""
         try:
             self._run(job)

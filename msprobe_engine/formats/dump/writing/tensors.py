@@ -101,7 +101,7 @@ class TensorStore(TensorWriter):
         files.clock = self.memory.waited
 
         def fail(payload: Payload, error: Exception) -> None:
-            self._failed(files, payload, error)
+            self._lose_payload(files, payload, error)
 
         files.format = self.make_format(files, fail)
         with self._lock:
@@ -138,19 +138,19 @@ class TensorStore(TensorWriter):
             raise error
         payload = Payload(row, dtype, shape, nbytes)
         reserved = nbytes + self._overhead(dtype, shape) if self.quota.limit else 0
-        if reserved and not self.quota.take(reserved):
+        if reserved and not self.quota.reserve(reserved):
             why = f"max_disk_gb {self.quota.limit / 1e9:g} is used up"
-            self._say(OVER_QUOTA, f"{why}: tensors that do not fit are left out and listed in not_saved.json")
+            self._warn_once(OVER_QUOTA, f"{why}: tensors that do not fit are left out and listed in not_saved.json")
             return self._refuse(files, payload, OVER_QUOTA, why)
         why = ""
         try:
-            found = self.memory.take(nbytes, kind)
+            found = self.memory.allocate(nbytes, kind)
         except (OSError, RuntimeError, MemoryError) as problem:
             found, why = None, f"no host memory: {problem}"
         if found is None:
             why = why or f"memory_budget_mb is used up, and no tensor was written for {self._patience:g} s"
-            self.quota.give(reserved)
-            self._say(NO_MEMORY, f"a tensor is left out, {why}; see not_saved.json")
+            self.quota.release(reserved)
+            self._warn_once(NO_MEMORY, f"a tensor is left out, {why}; see not_saved.json")
             return self._refuse(files, payload, NO_MEMORY, why)
         payload.slab, payload.offset = found
         payload.reserved = reserved
@@ -167,7 +167,7 @@ class TensorStore(TensorWriter):
 
     def spoil(self, files: StepFiles, payload: Payload, why: str) -> None:
         """The bytes of a placed payload could not be copied; the caller counts it."""
-        self.quota.give(payload.reserved)
+        self.quota.release(payload.reserved)
         self._release(payload)
         self._refuse(files, payload, NOT_COPIED, why)
 
@@ -206,13 +206,13 @@ class TensorStore(TensorWriter):
         """Wait until all other steps are in their files; the seconds that took. Where nothing is written any more the wait is given up, and
         there is none until something is written again."""
 
-        def unfinished() -> bool:
+        def is_unfinished() -> bool:
             return any(other.pending for other in list(self._steps.values()) if other is not files)
 
         began = time.monotonic()
-        if unfinished() and self._progress != self._stuck:
+        if is_unfinished() and self._progress != self._stuck:
             self._pool.help()
-            if not self._wait(unfinished, EARLIER_SECONDS):
+            if not self._wait(is_unfinished, EARLIER_SECONDS):
                 self._stuck = self._progress
         return time.monotonic() - began
 
@@ -229,18 +229,18 @@ class TensorStore(TensorWriter):
     def so_far(self, number: int) -> Saved:
         """What of a step is going to be saved as far as is known now. No wait."""
         files = self._steps.get(number)
-        return self._finished.get(number, NOTHING) if files is None else files.saved()
+        return self._finished.get(number, NOTHING) if files is None else files.find_saved()
 
     def finish(self, number: int) -> Saved:
         """Wait until everything of a step is in its files. Called when the frame of the step is written."""
         files = self._steps.get(number)
         if files is None or os.getpid() != self._process:
             return self._finished.get(number, NOTHING)
-        self._settle(files)
+        self._wait_for_writers(files)
         self._complete(files)
         files.close()
         self.written += sum(name in payload.names for name, (_, payload) in files.names.items() if payload.state == WRITTEN)
-        saved = files.saved()
+        saved = files.find_saved()
         with self._lock:
             if self._steps.get(number) is files:
                 del self._steps[number]
@@ -263,8 +263,8 @@ class TensorStore(TensorWriter):
         if files is None or os.getpid() != self._process:
             return
         try:
-            self._settle(files)
-            files.settle()
+            self._wait_for_writers(files)
+            files.resolve_repeated_names()
             with files.lock:
                 for name in [name for name in files.names if name not in names]:
                     _, payload = files.names.pop(name)
@@ -279,7 +279,7 @@ class TensorStore(TensorWriter):
         if number in self._steps:
             self.finish(number)
 
-    def moved(self, number: int, path: str) -> None:
+    def move_step(self, number: int, path: str) -> None:
         """The directory of a step that is being taken has a new name."""
         files = self._steps.get(number)
         if files is not None:
@@ -296,7 +296,7 @@ class TensorStore(TensorWriter):
             self.drain()
             self.memory.trim()
 
-    def _say(self, what: str, message: str) -> None:
+    def _warn_once(self, what: str, message: str) -> None:
         if what not in self._said:
             self._said.add(what)
             _log.warning("%s", message)

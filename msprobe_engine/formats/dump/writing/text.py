@@ -54,7 +54,7 @@ class Template(NamedTuple):
 
 
 @lru_cache(maxsize=1)
-def _compiled() -> ModuleType | None:
+def _load_native() -> ModuleType | None:
     """The C implementation, None when it was not built."""
     try:
         module = importlib.import_module("msprobe_engine.native._dumptext")
@@ -87,7 +87,7 @@ def same_layout(new: list[Entry], old: list[Entry], slots: Int32, floats: Float6
         slots: [number of tensors in `old`] int32, written; -1 stands for "no statistics".
         floats: [number of float scalars in `old`] float64, written.
     """
-    compiled = _compiled()
+    compiled = _load_native()
     if compiled is not None:
         same: bool = compiled.same_layout(new, old, slots, floats)
         return same
@@ -164,7 +164,7 @@ def render(template: Template, slots: Int32, rows: Rows, floats: Float64) -> byt
     Raises:
         ValueError: template, slots and rows do not belong together (a damaged frame log).
     """
-    compiled = _compiled()
+    compiled = _load_native()
     if compiled is not None:
         text: bytes = compiled.render(template.text, template.ops, slots, np.ascontiguousarray(rows), floats)
         return text

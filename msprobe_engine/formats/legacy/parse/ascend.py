@@ -39,11 +39,11 @@ def find_script(given: str | Path | None = None) -> Path:
         path = Path(given)
         if path.name != SCRIPT or not path.is_file():
             raise UsageError(f"{path}: is no file {SCRIPT}; give the path of that file of CANN")
-        return _checked(path)
+        return _check_owner(path)
     homes = [Path(os.environ[name]) for name in _HOMES if os.environ.get(name)]
     for home in (*homes, _DEFAULT):
         if (home / _BELOW).is_file():
-            return _checked(home / _BELOW)
+            return _check_owner(home / _BELOW)
     looked = ", ".join(str(home / _BELOW) for home in (*homes, _DEFAULT))
     raise UsageError(
         f"a kernel dump of Ascend is read by {SCRIPT} of CANN, which is not here ({looked}); run this where CANN is installed, "
@@ -51,7 +51,7 @@ def find_script(given: str | Path | None = None) -> Path:
     )
 
 
-def _checked(path: Path) -> Path:
+def _check_owner(path: Path) -> Path:
     """It will be run: it must be the user's or root's, and nobody else's to change."""
     path = path.resolve()
     found = path.stat()

@@ -153,7 +153,7 @@ def convert(source: str | Path, output: str | Path, kind: str = "pt", script: st
     if not jobs:
         raise UsageError(f"{source}: holds no tensor file (.bin, .pt, .npy, packed tensors, kernel dumps of Ascend)")
     for path, below in progress(jobs, "parse"):
-        work.do(path, below)
+        work.convert_path(path, below)
     return work.done
 
 
@@ -186,7 +186,7 @@ class _Conversion:
                     self.done.skipped.append(path)
         return jobs
 
-    def do(self, path: Path, below: Path) -> None:
+    def convert_path(self, path: Path, below: Path) -> None:
         """One job; what cannot be read becomes a problem."""
         suffix = path.suffix.lower()
         if path.is_dir():

@@ -132,10 +132,10 @@ def _blocks(a: Array, b: Array) -> Iterator[tuple[int, Array, Array]]:
     for start in range(0, max(len(a), len(b)), _BLOCK):
         x, y = a[start : start + _BLOCK], b[start : start + _BLOCK]
         size = max(len(x), len(y))
-        yield start, _filled(x, size), _filled(y, size)
+        yield start, _pad_with_zeros(x, size), _pad_with_zeros(y, size)
 
 
-def _filled(part: Array, size: int) -> Array:
+def _pad_with_zeros(part: Array, size: int) -> Array:
     return part if len(part) == size else np.concatenate((part, np.zeros(size - len(part), part.dtype)))
 
 

@@ -68,7 +68,7 @@ class Session(cmd.Cmd):
         """Run one command. True ends the session."""
         name, _, rest = line.strip().partition(" ")
         if name in ("EOF", "exit", "quit"):
-            self._say("")
+            self._print_text("")
             return True
         if not name:
             return False
@@ -76,7 +76,7 @@ class Session(cmd.Cmd):
             self._run(name, shlex.split(rest))
         except (ProbeError, ValueError) as error:
             self.failed += 1
-            self._say(f"{name}: {error}")
+            self._print_text(f"{name}: {error}")
         return False
 
     def _run(self, name: str, given: Sequence[str]) -> None:
@@ -85,7 +85,7 @@ class Session(cmd.Cmd):
                 self._parser(given[0]).print_help(self.stdout)
                 return
             for word, text in _HELP.items():
-                self._say(f"  {word:5} {text}")
+                self._print_text(f"  {word:5} {text}")
             return
         if name not in _HELP:
             raise UsageError(f"no such command; commands: {', '.join(_HELP)}, help, exit")
@@ -124,15 +124,15 @@ class Session(cmd.Cmd):
             add("-n", "--name", dest="api_name", metavar="NAME")
         return parser
 
-    def _say(self, text: str) -> None:
+    def _print_text(self, text: str) -> None:
         self.stdout.write("\n".join(map(printable, text.split("\n"))) + "\n")
 
     def _pt(self, args: argparse.Namespace) -> None:
         array = _array(args.path)
         flat = array.reshape(-1)[:_SHOWN]
-        self._say(f"{_spec(array)}\nPath: {args.path}\nTextFile: {args.path}.txt\n{'Index':>8}  Data")
+        self._print_text(f"{_spec(array)}\nPath: {args.path}\nTextFile: {args.path}.txt\n{'Index':>8}  Data")
         for at in range(0, len(flat), _PER_LINE):
-            self._say(f"{at:8}  {' '.join(map(str, flat[at : at + _PER_LINE]))}")
+            self._print_text(f"{at:8}  {' '.join(map(str, flat[at : at + _PER_LINE]))}")
         self._text(array, args.path)
 
     def _cn(self, args: argparse.Namespace) -> None:
@@ -142,16 +142,18 @@ class Session(cmd.Cmd):
             self._text(right, args.golden_dump_path)
         found = elements.compare(left, right, args.atol, args.rtol, args.count)
         for title, lines in (("Error Item Table", found.errors), ("Top Item Table", found.top)):
-            self._say(f"{title}\n{'Index':>10}  {'Left':>16}  {'Right':>16}  {'Diff':>16}")
+            self._print_text(f"{title}\n{'Index':>10}  {'Left':>16}  {'Right':>16}  {'Diff':>16}")
             for index, a, b, difference in lines:
-                self._say(f"{index:10}  {a!s:>16}  {b!s:>16}  {difference!s:>16}")
+                self._print_text(f"{index:10}  {a!s:>16}  {b!s:>16}  {difference!s:>16}")
         if found.note:
-            self._say(f"warning: {found.note}")
+            self._print_text(f"warning: {found.note}")
         for word, path, array in (("Left", args.my_dump_path, left), ("Right", args.golden_dump_path, right)):
-            self._say(f"{word}:\n  NpyFile: {path}" + (f"\n  TxtFile: {path}.txt" if args.save else "") + f"\n  NpySpec: {_spec(array)}")
+            self._print_text(
+                f"{word}:\n  NpyFile: {path}" + (f"\n  TxtFile: {path}.txt" if args.save else "") + f"\n  NpySpec: {_spec(array)}"
+            )
         cosine = "a side is all zeros" if found.cosine is None else found.cosine
-        self._say(f"NumCnt:   {found.total}\nAllClose: {found.wrong == 0}\nCosSim:   {cosine}")
-        self._say(f"ErrorPer: {found.share}  (rl= {args.rtol}, al= {args.atol})")
+        self._print_text(f"NumCnt:   {found.total}\nAllClose: {found.wrong == 0}\nCosSim:   {cosine}")
+        self._print_text(f"ErrorPer: {found.share}  (rl= {args.rtol}, al= {args.atol})")
 
     def _cad(self, args: argparse.Namespace) -> None:
         source, script = _there(args.my_dump_path), ascend.find_script(args.msaccucmp_path)
@@ -160,21 +162,21 @@ class Session(cmd.Cmd):
         for path in _files(source):
             parts = path.name.split(".")
             if len(parts) >= 5 and parts[1] and parts[-1]:
-                ascend.convert(path, _made(output / parts[1] / parts[-1]), script)
+                ascend.convert(path, _make_directory(output / parts[1] / parts[-1]), script)
                 found += 1
         if not found:
             raise UsageError(f"{source}: holds no kernel dump (type.name.task.stream.time)")
-        self._say(f"{found} files converted: {output}")
+        self._print_text(f"{found} files converted: {output}")
 
     def _dc(self, args: argparse.Namespace) -> None:
         source, script = _there(args.path), ascend.find_script(args.msaccucmp_path)
-        output = _made(Path(args.output_path) if args.output_path else CONVERTED)
+        output = _make_directory(Path(args.output_path) if args.output_path else CONVERTED)
         ascend.convert(source, output, script, data_format=args.format)
-        self._say(f"SrcFile: {source}")
+        self._print_text(f"SrcFile: {source}")
         for path in sorted(output.iterdir()):
             if path.suffix == ".npy" and (source.is_dir() or path.name.startswith(source.name)):
-                self._say(f" - {path.name}")
-        self._say(f"Result: {output}")
+                self._print_text(f" - {path.name}")
+        self._print_text(f"Result: {output}")
 
     def _vc(self, args: argparse.Namespace) -> None:
         target, golden = _there(args.my_dump_path), _there(args.golden_dump_path)
@@ -183,21 +185,21 @@ class Session(cmd.Cmd):
         if all(path.suffix == ".npy" for side in (target, golden) for path in _files(side)):
             if target.resolve() == golden.resolve():
                 raise UsageError("-m and -g are the same directory")
-            output = _made(Path(args.output_path) if args.output_path else BATCH_COMPARED)
+            output = _make_directory(Path(args.output_path) if args.output_path else BATCH_COMPARED)
             path, problems = compare_directories(target, golden, output)
             for problem in problems:
-                self._say(f"warning: {problem}")
-            self._say(f"Result: {path}")
+                self._print_text(f"warning: {problem}")
+            self._print_text(f"Result: {path}")
             return
         script = ascend.find_script(args.msaccucmp_path)
-        output = _made(Path(args.output_path) if args.output_path else COMPARED)
+        output = _make_directory(Path(args.output_path) if args.output_path else COMPARED)
         ascend.compare(target, golden, output, script)
-        self._say(f"Result: {output}")
+        self._print_text(f"Result: {output}")
 
     def _text(self, array: Array, path: str) -> None:
         target = f"{path}.txt"
         if os.path.lexists(target):
-            self._say(f"{target} is there already and stays")
+            self._print_text(f"{target} is there already and stays")
             return
         rows = array.reshape(-1, array.shape[-1]) if array.ndim and array.size else array.reshape(-1, 1)
         with guard_writing(target, "name another place"):
@@ -235,7 +237,7 @@ def _files(root: Path) -> Iterator[Path]:
         yield from (Path(here) / name for name in sorted(files))
 
 
-def _made(path: Path) -> Path:
+def _make_directory(path: Path) -> Path:
     try:
         make_directories(str(path))
     except OSError as error:
@@ -295,19 +297,19 @@ def compare_directories(target: Path, golden: Path, output: Path) -> tuple[Path,
 
 
 def _pairs(target: Path, golden: Path, problems: list[str]) -> Iterator[tuple[Path | None, Path | None]]:
-    ours, theirs = ({path.name: path for path in _listed(root, Path.is_dir)} for root in (target, golden))
+    ours, theirs = ({path.name: path for path in _list_paths(root, Path.is_dir)} for root in (target, golden))
     for name in sorted(ours.keys() | theirs.keys(), key=_natural):
         if name not in ours or name not in theirs:
             problems.append(f"operator {name}: only on {'the golden' if name in theirs else 'this'} side")
             continue
-        for a, b in zip_longest(_listed(ours[name], Path.is_dir), _listed(theirs[name], Path.is_dir)):
+        for a, b in zip_longest(_list_paths(ours[name], Path.is_dir), _list_paths(theirs[name], Path.is_dir)):
             if a is None or b is None:
                 problems.append(f"{a or b}: the other side has fewer times of this operator")
                 continue
-            yield from zip_longest(_listed(a, Path.is_file), _listed(b, Path.is_file))
+            yield from zip_longest(_list_paths(a, Path.is_file), _list_paths(b, Path.is_file))
 
 
-def _listed(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
+def _list_paths(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
     return sorted((path for path in root.iterdir() if kind(path) and not path.is_symlink()), key=lambda path: _natural(path.name))
 
 

@@ -54,7 +54,7 @@ def dump2db(directory: Path, source: Path, options: Options) -> Imported:
 
 
 def _convert(dump: DumpDirectory, database: TrendDatabase, options: Options, done: Imported) -> None:
-    known = database.imported()
+    known = database.read_imports()
     units = [(step, rank, name) for step in dump.steps for rank, name in ranks_of(dump, step)]
     missing = [*missing_steps(dump), *(sentence for step in dump.steps for sentence in missing_ranks(dump, step))]
     done.problems |= dict.fromkeys(missing, 1)
@@ -112,7 +112,7 @@ def tensors_of(table: DumpTable, micro_steps: bool, name_of: Callable[[str], str
         name_of: what a record is to be called.
     """
     of_node = micro_steps_of(table.parents) if micro_steps else {}
-    renamed = renumbered(of_node)
+    renamed = renumber_calls(of_node)
     stated = table.stated[:, 0] | table.stated[:, 3]
     for op, record in enumerate(table.ops):
         name = node = record
@@ -181,7 +181,7 @@ def micro_steps_of(construct: Mapping[str, str | None]) -> dict[str, int]:
     return roots
 
 
-def renumbered(micro_steps: Mapping[str, int]) -> dict[str, str]:
+def renumber_calls(micro_steps: Mapping[str, int]) -> dict[str, str]:
     """Names with call numbers that begin at 0 in every micro step, so that the same call of every micro step is one target."""
     groups: dict[tuple[int, str], list[tuple[int, str, int]]] = {}
     out: dict[str, str] = {}

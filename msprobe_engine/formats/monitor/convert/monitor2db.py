@@ -165,7 +165,7 @@ def monitor2db(directory: Path, source: Path, options: Options) -> Imported:
 
 
 def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported) -> None:
-    known = database.imported()
+    known = database.read_imports()
     units = [(rank, family) for rank in run.ranks for family in run.families(rank)]
     states = {unit: _state(run, *unit) for unit in units}
     todo = [unit for unit in units if known.get(_unit(*unit)) != states[unit]]
@@ -173,7 +173,7 @@ def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported
     axis = None
     if options.micro_step and todo:
         axis = _Axis()
-        for counts in _read(run, units, _counts, options, done, "counting micro steps"):
+        for counts in _read_units(run, units, _counts, options, done, "counting micro steps"):
             axis.add(counts)
         axis.close()
         if not axis.goes_on(known.get("axis", "")):
@@ -183,7 +183,7 @@ def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported
             )
         with database.transaction():
             database.set_imported("axis", axis.state)
-    for unit, table in zip(todo, _read(run, todo, _table, options, done, "reading")):
+    for unit, table in zip(todo, _read_units(run, todo, _table, options, done, "reading")):
         with database.transaction():
             done.rows += _add(database, *unit, table, axis, options)
             database.set_imported(_unit(*unit), states[unit])
@@ -271,7 +271,7 @@ def _state(run: Run, rank: int, family: str) -> str:
 Job = Callable[[Run, int, str], Any]
 
 
-def _read(run: Run, units: Sequence[tuple[int, str]], job: Job, options: Options, done: Imported, what: str) -> Iterator[Any]:
+def _read_units(run: Run, units: Sequence[tuple[int, str]], job: Job, options: Options, done: Imported, what: str) -> Iterator[Any]:
     """What `job` gives for every unit, in their order, read by several processes where that is wanted."""
     with bar(what, len(units)) as advance:
         if options.process_num == 1 or len(units) < 2:
@@ -280,7 +280,7 @@ def _read(run: Run, units: Sequence[tuple[int, str]], job: Job, options: Options
                 advance(_unit(rank, family))
             return
         context = get_context("forkserver")
-        with ProcessPoolExecutor(min(options.process_num, len(units)), context, _begin, (str(run.path),)) as pool:
+        with ProcessPoolExecutor(min(options.process_num, len(units)), context, _open_in_worker, (str(run.path),)) as pool:
             for unit, (result, problems, left_out) in zip(units, pool.map(_work, [(job, *unit) for unit in units])):
                 done.problems.update(problems)
                 done.left_out = max(done.left_out, left_out)
@@ -291,7 +291,7 @@ def _read(run: Run, units: Sequence[tuple[int, str]], job: Job, options: Options
 _run: Run | None = None
 
 
-def _begin(path: str) -> None:
+def _open_in_worker(path: str) -> None:
     global _run
     _run = open_run(path)
 

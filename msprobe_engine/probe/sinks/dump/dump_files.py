@@ -218,7 +218,7 @@ class DumpSink(Sink):
                     self._begun[step] = new
                     self._root.record_rename(old, new)
                     if self._tensors is not None:
-                        self._tensors.moved(step, new)
+                        self._tensors.move_step(step, new)
                     layout.correct_data_dir(old, new)
                     if os.path.exists(f"{new}/{layout.MARKER}"):
                         write_plain(f"{new}/{layout.MARKER}", [frame_log.line(step, rank)])
