@@ -467,7 +467,7 @@ def test_an_optimizer_whose_parts_are_something_else(tmp_path: Path) -> None:
 def test_what_no_reader_has_thought_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An error inside a reader is an error of the files, with the path and the format; the cause is kept for --debug."""
     small(tmp_path / "x.pt")
-    monkeypatch.setattr("msprobe_engine.formats.checkpoint.files.reader.read", lambda path, _: path["x"])
+    monkeypatch.setattr("msprobe_engine.formats.checkpoint.files.reader.read_checkpoint", lambda path, _: path["x"])
     with pytest.raises(DumpFormatError, match=r"x\.pt: cannot be read as .*TypeError") as caught:
         open_checkpoint(tmp_path / "x.pt")
     assert isinstance(caught.value.__cause__, TypeError)

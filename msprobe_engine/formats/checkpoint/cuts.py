@@ -57,7 +57,7 @@ def width_of(tensor: StoredTensor) -> int:
 
 
 def name_part(tensor: StoredTensor, part: str) -> StoredTensor:
-    """The tensor as `part` of what it was, after a part it already was."""
+    """The tensor, called a part of what it was: `part` is added to the name of the part that it was before."""
     return replace(tensor, part=f"{tensor.part} {part}".strip())
 
 
@@ -66,12 +66,12 @@ def transpose_tensor(tensor: StoredTensor, order: Iterable[int] | None = None) -
     n = len(tensor.shape)
     if n < 2:
         return tensor
-    way = tuple(order) if order is not None else (*range(n - 2), n - 1, n - 2)
+    dims = tuple(order) if order is not None else (*range(n - 2), n - 1, n - 2)
     return replace(
         tensor,
-        shape=tuple(tensor.shape[d] for d in way),
-        boxes=permute_boxes(tensor.boxes, way),
-        copies=permute_boxes(tensor.copies, way),
+        shape=tuple(tensor.shape[d] for d in dims),
+        boxes=permute_boxes(tensor.boxes, dims),
+        copies=permute_boxes(tensor.copies, dims),
     )
 
 

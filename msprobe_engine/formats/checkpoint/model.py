@@ -199,7 +199,7 @@ def narrow(boxes: Iterable[Box], dim: int, first: int, count: int, width: int) -
 
 
 def shift_boxes(boxes: Iterable[Box], dim: int, by: int) -> tuple[Box, ...]:
-    """`boxes` further on in dimension `dim`."""
+    """`boxes` moved by `by` elements along dimension `dim`."""
     return tuple(replace(box, offsets=_with(box.offsets, dim, box.offsets[dim] + by)) for box in boxes)
 
 
@@ -243,7 +243,7 @@ def rows(tensor: StoredTensor, first: int, count: int, width: int, dim: int = 0)
 
 
 def concatenate_tensors(parts: Sequence[StoredTensor], dim: int = 0) -> StoredTensor:
-    """The tensors one behind the other along `dim`, with the name of the first.
+    """One tensor of all, put together along `dim`, with the name of the first.
 
     Raises:
         DumpFormatError: their dtypes or other dimensions differ, or they have no dimension `dim`.

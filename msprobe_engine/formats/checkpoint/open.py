@@ -1,6 +1,6 @@
 """Opens a checkpoint of any known format: tells which one it is, follows the files that name the newest one, and calls its reader.
 
-A reader is a module with ``read(path, trust) -> Checkpoint``; it is imported when its format is met.
+A reader is a module with ``read_checkpoint(path, trust) -> Checkpoint``; it is imported when its format is met.
 """
 
 from __future__ import annotations
@@ -122,7 +122,8 @@ def open_checkpoint(path: Path | str, trust: Collection[str] = ()) -> Checkpoint
     chosen, notes = locate(root)
     found = reader_of(chosen)
     try:
-        checkpoint: Checkpoint = import_module(f"msprobe_engine.formats.checkpoint.{found.module}").read(chosen, trust)
+        reader = import_module(f"msprobe_engine.formats.checkpoint.{found.module}")
+        checkpoint: Checkpoint = reader.read_checkpoint(chosen, trust)
     except DAMAGED as error:
         text = f"{type(error).__name__}: {error}"[:120]
         raise DumpFormatError(

@@ -208,10 +208,10 @@ def merge_equal_alerts(ordered: Iterable[Located]) -> list[Group]:
     firsts: dict[tuple[Any, ...], Located] = {}
     ranks: dict[tuple[Any, ...], set[int]] = {}
     for located in ordered:
-        a = located.anomaly
-        key = (located.place, a.vpp_stage, a.name, a.word, a.phase, a.micro_step, a.op, a.rule)
+        alert = located.anomaly
+        key = (located.place, alert.vpp_stage, alert.name, alert.word, alert.phase, alert.micro_step, alert.op, alert.rule)
         firsts.setdefault(key, located)
-        ranks.setdefault(key, set()).update(a.ranks)
+        ranks.setdefault(key, set()).update(alert.ranks)
     return [Group(first.place, first.anomaly, sorted(ranks[key])) for key, first in firsts.items()]
 
 

@@ -49,14 +49,14 @@ def remarks(run: Run) -> list[str]:
     that are in no optimizer, ranks that left tensors to others, and names of a framework that its version lacks, with the part of the
     probe that is off for it."""
     found: list[str] = []
-    if said := _find_remarks(run, "masks", "tensors"):
-        ranks, count, facts = said
+    if remark := _find_remarks(run, "masks", "tensors"):
+        ranks, count, facts = remark
         template = "{0}: -Inf in {1} activations of {2} did no harm and was taken for that of masks, the first is {3} in step {4}"
         if count == 1:
             template = "{0}: -Inf in {1} activation of {2} did no harm and was taken for that of masks: {3} in step {4}"
         found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"], facts.get("step")))
-    if said := _find_remarks(run, "without_optimizer", "parameters"):
-        ranks, count, facts = said
+    if remark := _find_remarks(run, "without_optimizer", "parameters"):
+        ranks, count, facts = remark
         template = "{0}: {1} parameters of {2} are in no optimizer and have no update statistics, the first is {3}"
         if count == 1:
             template = "{0}: {1} parameter of {2} is in no optimizer and has no update statistics: {3}"
@@ -82,12 +82,12 @@ def _tensors_of(run: Run, rank: int) -> list[str]:
 
 
 def _find_remarks(run: Run, key: str, number: str) -> tuple[list[int], int, Mapping[str, Any]] | None:
-    """Ranks that have a remark, the largest number in it, and the first one."""
-    told = {rank: facts for rank in run.ranks if isinstance(facts := run.info(rank).get(key), Mapping)}
-    told = {rank: facts for rank, facts in told.items() if isinstance(facts.get("first"), str) and whole(facts.get(number))}
-    if not told:
+    """Ranks that have a remark under `key`, the largest `number` in these, and the first remark; None without one."""
+    by_rank = {rank: facts for rank in run.ranks if isinstance(facts := run.info(rank).get(key), Mapping)}
+    by_rank = {rank: facts for rank, facts in by_rank.items() if isinstance(facts.get("first"), str) and whole(facts.get(number))}
+    if not by_rank:
         return None
-    return list(told), max(whole(facts[number]) or 0 for facts in told.values()), next(iter(told.values()))
+    return list(by_rank), max(whole(facts[number]) or 0 for facts in by_rank.values()), next(iter(by_rank.values()))
 
 
 def still_running(run: Run) -> list[str]:

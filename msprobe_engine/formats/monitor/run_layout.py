@@ -217,10 +217,9 @@ def of_other_runs(launches: Iterable[Launch]) -> list[Launch]:
     return others
 
 
-def describe_skipped_launch(other: Launch, read: Launch) -> str:
-    """What is said of a launch that was left out."""
-    one, two = (launch.started or "at an unknown time" for launch in (other, read))
-    return f"another run, which started {one}, is here and is not looked at; the one that is read started {two}"
+def describe_skipped_launch(skipped: Launch, read: Launch) -> str:
+    skipped_start, read_start = (launch.started or "at an unknown time" for launch in (skipped, read))
+    return f"another run, which started {skipped_start}, is here and is not looked at; the one that is read started {read_start}"
 
 
 def stored_launch(row: Iterable[Any]) -> Launch:

@@ -44,7 +44,7 @@ class _Place(NamedTuple):
     state: str = ""
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """Read a directory with ``.metadata`` and ``.distcp`` files; see `msprobe_engine.formats.checkpoint.open.open_checkpoint`."""
     metadata = read_metadata(path, trust)
     out = Checkpoint(path, "torch DCP", files=[path / METADATA], problems=list(metadata.problems))

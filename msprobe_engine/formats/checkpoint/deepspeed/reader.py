@@ -26,7 +26,7 @@ from msprobe_engine.formats.tensors.torch_file import plain
 _MOST_RANKS = 1 << 20
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """The checkpoint in a tag's directory.
 
     Raises:

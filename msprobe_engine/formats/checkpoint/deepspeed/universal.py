@@ -30,7 +30,7 @@ Shapes = list[dict[str, Index]]
 States = Mapping[str, Mapping[str, StoredTensor]]
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """The universal checkpoint in a directory.
 
     Raises:

@@ -49,7 +49,7 @@ _MOST_MODULES = 100_000
 _FSDP = re.compile(r"(pytorch_model_fsdp|optimizer)_(\d+)")
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """Read a file or a directory; see `msprobe_engine.formats.checkpoint.open.open_checkpoint`."""
     return _read_directory(path, trust) if path.is_dir() else _read_file(path, trust)
 
@@ -265,7 +265,7 @@ def _add_dcp(out: Checkpoint, directory: Path, prefix: str, trust: Collection[st
     """Weights or optimizer states that FSDP wrote into a directory of DCP inside the checkpoint."""
     from msprobe_engine.formats.checkpoint.dcp import reader
 
-    found = reader.read(directory, trust)
+    found = reader.read_checkpoint(directory, trust)
     for tensor in found.tensors.values():
         out.add(replace(tensor, name=prefix + tensor.name))
     out.values |= {prefix + name: value for name, value in found.values.items()}

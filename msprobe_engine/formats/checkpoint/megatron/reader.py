@@ -32,7 +32,7 @@ _SAME_EVERYWHERE = (
 _HEADS = ("output_layer.weight", "language_model.output_layer.weight", "word_embeddings_for_head.weight")
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """What an iteration's directory of a Megatron ``torch`` checkpoint holds.
 
     Args:

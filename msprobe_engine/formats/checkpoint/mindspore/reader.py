@@ -34,7 +34,7 @@ _COUNTERS = frozenset({"global_step", "current_iterator_step", "last_overflow_it
 _LEARNING_RATE = re.compile(r"learning_rate(?:_group_(\d{1,4}))?")
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:  # noqa: ARG001  # no pickles here; all readers are called alike
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:  # noqa: ARG001  # no pickles here; all readers are called alike
     """The checkpoint in a file or a directory.
 
     Raises:

@@ -59,7 +59,7 @@ _SETTINGS = re.compile(r"(?:chained_\d+\.)?optimizer\.distributed\.dp_group_idx_
 _SIZES_OF_BUCKETS = re.compile(r".*\.per_bucket_numel(_unpadded)?/shard_.*")
 
 
-def read(path: Path, trust: Collection[str] = ()) -> Checkpoint:
+def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     """What a directory with ``metadata.json`` holds.
 
     Args:

@@ -297,16 +297,16 @@ def compare_directories(target: Path, golden: Path, output: Path) -> tuple[Path,
 
 
 def _pairs(target: Path, golden: Path, problems: list[str]) -> Iterator[tuple[Path | None, Path | None]]:
-    ours, theirs = ({path.name: path for path in _list_paths(root, Path.is_dir)} for root in (target, golden))
-    for name in sorted(ours.keys() | theirs.keys(), key=_natural):
-        if name not in ours or name not in theirs:
-            problems.append(f"operator {name}: only on {'the golden' if name in theirs else 'this'} side")
+    targets, goldens = ({path.name: path for path in _list_paths(root, Path.is_dir)} for root in (target, golden))
+    for name in sorted(targets.keys() | goldens.keys(), key=_natural):
+        if name not in targets or name not in goldens:
+            problems.append(f"operator {name}: only on {'the golden' if name in goldens else 'this'} side")
             continue
-        for a, b in zip_longest(_list_paths(ours[name], Path.is_dir), _list_paths(theirs[name], Path.is_dir)):
-            if a is None or b is None:
-                problems.append(f"{a or b}: the other side has fewer times of this operator")
+        for target_time, golden_time in zip_longest(_list_paths(targets[name], Path.is_dir), _list_paths(goldens[name], Path.is_dir)):
+            if target_time is None or golden_time is None:
+                problems.append(f"{target_time or golden_time}: the other side has fewer times of this operator")
                 continue
-            yield from zip_longest(_list_paths(a, Path.is_file), _list_paths(b, Path.is_file))
+            yield from zip_longest(_list_paths(target_time, Path.is_file), _list_paths(golden_time, Path.is_file))
 
 
 def _list_paths(root: Path, kind: Callable[[Path], bool]) -> list[Path]:
