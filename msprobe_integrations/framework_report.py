@@ -18,8 +18,8 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from msprobe_integrations.requirements import Requirement, lacking, version_of
-from msprobe_integrations.source_names import defines, needed
+from msprobe_integrations.requirements import Requirement, find_missing, version_of
+from msprobe_integrations.source_names import defines, find_needed_names
 
 
 def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
@@ -33,11 +33,11 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
         and state, which is ``there``, ``lost``, ``in training`` (about objects of a training) or ``not installed`` (an optional part).
     """
     own = Path(module.__file__ or "")
-    table: Sequence[Requirement] = (*module.TABLE, *(needed(own.parent) if own.name == "reliance.py" else ()))
+    table: Sequence[Requirement] = (*module.TABLE, *(find_needed_names(own.parent) if own.name == "reliance.py" else ()))
     ways = [way for row in table for way in _ways(row)]
     roots = sorted({way.partition(":")[0].partition(".")[0] for way in ways if ":" in way})
     version = version_of(module.PACKAGE)
-    there = [root for root in roots if _found(root)]
+    there = [root for root in roots if _has_package(root)]
     installed = bool(there or version)
     said: dict[str, Any] = {"name": module.NAME, "package": module.PACKAGE, "version": version, "installed": installed, "error": ""}
     if not installed:
@@ -45,7 +45,7 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
     said["error"] = getattr(module, "trouble", str)()
     if said["error"]:
         return {**said, "rows": []}
-    absent = [part for part in getattr(module, "PARTS", ()) if not _found(part)]
+    absent = [part for part in getattr(module, "PARTS", ()) if not _has_package(part)]
     states = [_from_source(row, absent) for row in table]
     if imports or "" in states:
         for root in there:
@@ -74,12 +74,12 @@ def _from_source(row: Requirement, absent: Sequence[str]) -> str:
 
 def _by_import(row: Requirement) -> str:
     ways = _ways(row)
-    if any(not lacking((Requirement(way, ""),)) for way in ways if ":" in way):
+    if any(not find_missing((Requirement(way, ""),)) for way in ways if ":" in way):
         return "there"
     return "in training" if any(":" not in way for way in ways) else "lost"
 
 
-def _found(name: str) -> bool:
+def _has_package(name: str) -> bool:
     """Is there such a package? Its parents are imported, itself not."""
     try:
         return importlib.util.find_spec(name) is not None

@@ -79,10 +79,10 @@ def replace(owner: Any, name: str, call: Around) -> Callable[[], None]:
         return lambda: None
     on = [True]
 
-    def switched(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
+    def call_if_on(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         return call(original, args, kwargs) if on[0] else original(*args, **kwargs)
 
-    replacement = Replacement(owner, name, around(owner, name, switched))
+    replacement = Replacement(owner, name, around(owner, name, call_if_on))
 
     def undo() -> None:
         on[0] = False
@@ -113,34 +113,34 @@ class Patches:
         """Put ``make(function)`` in place of ``owner.name``; nothing happens where there is no such name."""
         original = getattr(owner, name, None)
         if original is not None:
-            self._put(owner, name, original, make(original))
+            self._add_replacement(owner, name, original, make(original))
 
     def around(self, owner: Any, name: str, call: Around) -> None:
         """See `replace`. A name that is wrapped already, by us or by somebody around ours, is left alone."""
         original = getattr(owner, name, None)
         if original is not None and not hasattr(original, MARK):
-            self._put(owner, name, original, around(owner, name, call))
+            self._add_replacement(owner, name, original, around(owner, name, call))
 
-    def _put(self, owner: Any, name: str, original: Any, wrapper: Any) -> None:
+    def _add_replacement(self, owner: Any, name: str, original: Any, wrapper: Any) -> None:
         self._replacements.append(Replacement(owner, name, wrapper))
         self._wrappers[id(original)] = (original, wrapper)
-        self.replaced(original, wrapper)
+        self.handle_replacement(original, wrapper)
 
-    def replaced(self, original: Any, wrapper: Any) -> None:
+    def handle_replacement(self, original: Any, wrapper: Any) -> None:
         """`wrapper` stands in place of `original` now; for classes that have more to do then."""
 
     def early_imports(self) -> None:
         """Replace the same functions in modules that imported them by name."""
-        for module, name, wrapper in self._taken(self._wrappers):
+        for module, name, wrapper in self._find_imported_names(self._wrappers):
             self._replacements.append(Replacement(module, name, wrapper))
 
     def late_imports(self) -> None:
         """Before `undo`: modules that took a wrapper by name have the function again."""
         back = {id(wrapper): (wrapper, original) for original, wrapper in self._wrappers.values()}
-        for module, name, original in self._taken(back):
+        for module, name, original in self._find_imported_names(back):
             setattr(module, name, original)
 
-    def _taken(self, changes: dict[int, tuple[Any, Any]]) -> list[tuple[Any, str, Any]]:
+    def _find_imported_names(self, changes: dict[int, tuple[Any, Any]]) -> list[tuple[Any, str, Any]]:
         """Module, name and what is to be there, where one of `changes` stands under a name of the program."""
         taken = []
         for module in list(sys.modules.values()) if changes else ():
@@ -186,14 +186,14 @@ class FunctionPatch:
         self._lock = threading.Lock()
         self._placed = False
 
-        def patched(*args: Any, **kwargs: Any) -> Any:
+        def call_handlers(*args: Any, **kwargs: Any) -> Any:
             following = self._original
             for handler in self._handlers:  # each costs one Python frame: modules lie deep in each other
                 following = functools.partial(handler, following)
             return following(*args, **kwargs)
 
-        self._patched = patched
-        self._function = patched if kind is None else kind(patched)
+        self._patched = call_handlers
+        self._function = call_handlers if kind is None else kind(call_handlers)
 
     def add(self, handler: Handler) -> None:
         """`handler` sees all calls from now on, before those that came earlier."""

@@ -46,10 +46,10 @@ def need(thing: Any, *names: str, for_: str) -> Any:
             return getattr(thing, name)
         except AttributeError:
             continue
-    raise missing(f"{_kind(thing)}.{' or .'.join(names)}", for_)
+    raise make_missing_error(f"{_kind(thing)}.{' or .'.join(names)}", for_)
 
 
-def missing(name: str, for_: str) -> MissingNameError:
+def make_missing_error(name: str, for_: str) -> MissingNameError:
     """The error to raise where a check of one's own shows that `name` is not what it was; said once, and kept in `MISSING`."""
     text = f"{name} is not there as the probe knows it, so this is off: {for_}"
     if name not in MISSING:
@@ -93,7 +93,7 @@ def version_of(package: str) -> str:
         return str(getattr(module, "__version__", "") or "")
 
 
-def lacking(table: Sequence[Requirement], objects: Mapping[str, Any] | None = None) -> list[Requirement]:
+def find_missing(table: Sequence[Requirement], objects: Mapping[str, Any] | None = None) -> list[Requirement]:
     """Rows of `table` that are not there. Rows about objects that were not given are left out."""
     objects = objects or {}
     return [row for row in table if not any(_there(way.strip(), objects) for way in row.on.split("|"))]
@@ -101,7 +101,7 @@ def lacking(table: Sequence[Requirement], objects: Mapping[str, Any] | None = No
 
 def check(name: str, package: str, table: Sequence[Requirement], objects: Mapping[str, Any] | None = None) -> list[Requirement]:
     """Say once per row what is missing and what that takes away, and keep it in `MISSING`; returns the rows. Never raises."""
-    lost = lacking(table, objects)
+    lost = find_missing(table, objects)
     for row in lost:
         if (key := f"{name}: {row.on}") not in MISSING:
             MISSING[key] = row.needed_for

@@ -52,7 +52,7 @@ def _defines(module: str, path: tuple[str, ...], depth: int) -> bool:
     while isinstance(found, ast.ClassDef) and rest:
         inner = _scope(found.body, module, package=False)
         if rest[0] not in inner.names:
-            bases = [_dotted(base) for base in found.bases]
+            bases = [_split_dotted_name(base) for base in found.bases]
             return any(_defines(module, (*base, *rest), depth - 1) for base in bases if base)
         found, rest = inner.names[rest[0]], rest[1:]
     if isinstance(found, tuple):
@@ -118,16 +118,16 @@ def _file(module: str) -> Path | None:
     return None
 
 
-def _dotted(node: ast.expr) -> tuple[str, ...]:
+def _split_dotted_name(node: ast.expr) -> tuple[str, ...]:
     """``a.b.c`` as its names; nothing for any other expression."""
     if isinstance(node, ast.Name):
         return (node.id,)
-    if isinstance(node, ast.Attribute) and (before := _dotted(node.value)):
+    if isinstance(node, ast.Attribute) and (before := _split_dotted_name(node.value)):
         return (*before, node.attr)
-    return _dotted(node.value) if isinstance(node, ast.Subscript) else ()
+    return _split_dotted_name(node.value) if isinstance(node, ast.Subscript) else ()
 
 
-def needed(folder: Path) -> list[Requirement]:
+def find_needed_names(folder: Path) -> list[Requirement]:
     """What the sources of an integration ask `need` for: the table of that, which nobody has to write. Names and texts that are made while
     running are not in it."""
     found: dict[str, Requirement] = {}
@@ -137,19 +137,19 @@ def needed(folder: Path) -> list[Requirement]:
         values = [node for node in nodes if isinstance(node, ast.Assign) and isinstance(node.value, ast.Constant)]
         texts = {ast.unparse(node.targets[0]): node.value for node in values}
         for node in nodes:
-            if isinstance(node, ast.Call) and (asked := _asked(node)):
+            if isinstance(node, ast.Call) and (asked := _format_need(node)):
                 given = next((word.value for word in node.keywords if word.arg == "for_"), None)
                 part = texts.get(given.id) if isinstance(given, ast.Name) else given
                 found.setdefault(asked, Requirement(asked, str(part.value) if isinstance(part, ast.Constant) else ""))
     return list(found.values())
 
 
-def _asked(call: ast.Call) -> str:
+def _format_need(call: ast.Call) -> str:
     """``object.name | object.other`` of a call of `need`; the whole path of one within another. Empty: it is none, or names nothing."""
     names = [str(name.value) for name in call.args[1:] if isinstance(name, ast.Constant)]
     if not isinstance(call.func, ast.Name) or call.func.id != "need" or not names:
         return ""
     thing = call.args[0]
     thing = thing.body if isinstance(thing, ast.IfExp) else thing.func if isinstance(thing, ast.Call) and not thing.args else thing
-    owner = (isinstance(thing, ast.Call) and _asked(thing)) or ast.unparse(thing).removeprefix("self.").lstrip("_")
+    owner = (isinstance(thing, ast.Call) and _format_need(thing)) or ast.unparse(thing).removeprefix("self.").lstrip("_")
     return " | ".join(f"{one}.{name!s}" for one in owner.split(" | ") for name in names)

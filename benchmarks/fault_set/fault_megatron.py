@@ -29,7 +29,7 @@ from megatron.core import parallel_state as state  # noqa: E402
 
 from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, IncidentSettings, ProbeSettings, SinkSettings  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
-from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
+from msprobe_integrations.megatron.layout import unwrap_model  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
 
 STEPS = 2
@@ -76,9 +76,9 @@ def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) ->
     a = train_gpt.arguments(["--quiet", "--steps", str(steps), *LEARNING_RATE, *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
     for chunk in chunks:
-        _fill(unwrapped(chunk), a)
+        _fill(unwrap_model(chunk), a)
     if plant is not None:
-        plant([unwrapped(chunk) for chunk in chunks])
+        plant([unwrap_model(chunk) for chunk in chunks])
     optimizer.reload_model_params()  # the optimizer of 16 bit weights has copies of those that the model was made with
     train_gpt.train(a, chunks, optimizer)
     observer.close()

@@ -59,7 +59,7 @@ def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     observer = _observer()
     try:
         if observer is not None and observer.in_step:
-            observer.note(_told(norm))
+            observer.note(_read_grad_norm(norm))
     except Exception as error:
         raise_of_training(error)
         report_fault(observer, "the gradient norm", error)
@@ -81,7 +81,7 @@ def _observer() -> LoopObserver | None:
         return None
 
 
-def _told(norm: Any) -> dict[str, Any]:
+def _read_grad_norm(norm: Any) -> dict[str, Any]:
     import torch
 
     from msprobe_integrations.torch.training.trainer_loop import number

@@ -20,10 +20,10 @@ _VARIABLES = {
 }
 
 
-def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
+def read_resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
     """Of the process' one AcceleratorState, below ``accelerate.``; empty before there is one."""
     module = sys.modules.get("accelerate.state")
-    state = _shared(module, "AcceleratorState")
+    state = _read_shared_state(module, "AcceleratorState")
     if not state:
         return {}
     values: dict[str, Any] = {
@@ -36,7 +36,7 @@ def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
         if isinstance(data, dict):
             data.pop("hf_ds_config", None)  # told by DeepSpeed itself
             values.update(flatten_tree({f"accelerate.{name}": data}))
-    steps = plain_data(_shared(module, "GradientState").get("plugin_kwargs"))
+    steps = plain_data(_read_shared_state(module, "GradientState").get("plugin_kwargs"))
     if isinstance(steps, dict):
         if steps.get("num_steps") == 1:  # the default; Transformers says it too, and accumulates by itself
             del steps["num_steps"]
@@ -45,7 +45,7 @@ def resolved(reach: Reach) -> dict[str, Resolved]:  # noqa: ARG001
     return resolve_settings(values, "accelerate", variables=variables)
 
 
-def _shared(module: Any, name: str) -> dict[str, Any]:
+def _read_shared_state(module: Any, name: str) -> dict[str, Any]:
     """What all objects of a class of states share; empty before there is one."""
     part = "Accelerate's settings in the configuration of the run"
     try:

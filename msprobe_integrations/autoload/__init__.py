@@ -46,14 +46,14 @@ def install() -> None:
     if _installed or request.off():
         return
     _installed = True
-    asked = request.fixed() is not None
+    asked = request.fix_config_path() is not None
     if asked and report.LAUNCH in os.environ:
-        report.begin()
+        report.report_start()
         for name in NOT_FOLLOWED:
-            imports.before_import(name, _telling(name))
+            imports.before_import(name, _make_import_report(name))
     for name, (module, only_when_asked, _) in FRAMEWORKS.items():
         if (asked or not only_when_asked) and name not in sys.modules:
-            imports.before_import(name, _arming(name, module))
+            imports.before_import(name, _make_arming_hook(name, module))
     if not asked and request.may_be_mistyped():
         for name in ("torch", "mindspore"):
             imports.before_import(name, _warn_mistyped)
@@ -67,15 +67,15 @@ def _warn_mistyped() -> None:
         import_module("msprobe_engine.core.process.variables").warn_unknown_variables()
 
 
-def _telling(name: str) -> Callable[[], None]:
-    return lambda: report.tell("imports", name)
+def _make_import_report(name: str) -> Callable[[], None]:
+    return lambda: report.report_event("imports", name)
 
 
-def _arming(name: str, module: str) -> Callable[[], None]:
+def _make_arming_hook(name: str, module: str) -> Callable[[], None]:
     def arm() -> None:
         from importlib import import_module
 
-        report.tell("imports", name)
+        report.report_event("imports", name)
         if _fit():
             _announce()
             import_module(module).arm()
@@ -104,8 +104,8 @@ def _fit() -> bool:
         lacks.append("Python 3.10")
     _unfit = bool(lacks)
     if lacks:
-        report.tell("unfit", ", ".join(lacks))
-    if lacks and (request.current() is not None or request.flagged()):
+        report.report_event("unfit", ", ".join(lacks))
+    if lacks and (request.current() is not None or request.has_probe_argument()):
         print(
             f"msprobe: no probe in this process, the program goes on: {sys.executable} lacks {', '.join(lacks)}; install msprobe there",
             file=sys.stderr,

@@ -77,11 +77,11 @@ class Finder:
             _looking.discard((name, get_ident()))
         loader = None if spec is None else spec.loader
         if loader is not None and not isinstance(loader, type):  # neither missing nor one of the interpreter's own
-            _safely(name, _follow, name, loader)
+            _safely(name, _run_hooks_after_load, name, loader)
         return spec
 
 
-def _follow(name: str, loader: Any) -> None:
+def _run_hooks_after_load(name: str, loader: Any) -> None:
     """Let `loader` call the hooks when it has executed the module. Who only asks whether there is such a module executes nothing."""
     execute = loader.exec_module
 

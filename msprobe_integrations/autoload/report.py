@@ -18,7 +18,7 @@ _told: set[tuple[str, str]] = set()
 _pid = 0
 
 
-def tell(event: str, detail: str = "") -> None:
+def report_event(event: str, detail: str = "") -> None:
     """Report something of this process, once.
 
     Args:
@@ -60,22 +60,22 @@ def _send(launch: str, event: str, detail: str) -> None:
         sender.close()
 
 
-def begin() -> None:
+def report_start() -> None:
     """This interpreter has begun; that it was interrupted is reported at its end, and of the launch line itself every end."""
-    tell("began")
+    report_event("began")
     if os.environ.get(LAUNCH, ""):
         import atexit
 
-        atexit.register(_end, os.getpid(), _code_of_missing_script())
+        atexit.register(_report_end, os.getpid(), _code_of_missing_script())
 
 
-def _end(pid: int, code: str) -> None:
+def _report_end(pid: int, code: str) -> None:
     if os.getpid() != pid:  # a fork
         return
     if _was_interrupted():
-        tell("interrupted")
+        report_event("interrupted")
     if os.environ.get(LAUNCH, "").partition(":")[0] == str(pid):
-        tell("end", code or _code_of_exception())
+        report_event("end", code or _code_of_exception())
 
 
 def _was_interrupted() -> bool:

@@ -82,7 +82,7 @@ _told: Request | None = None
 _used: set[Request] = set()
 
 
-def ask(config: str, changes: tuple[str, ...] = (), by: str = CONFIG) -> Request:
+def request_probe(config: str, changes: tuple[str, ...] = (), by: str = CONFIG) -> Request:
     """A launch argument or a framework's own configuration asks for the probe; it counts more than the environment, whose changes hold
     where `changes` has them first (`environment_changes`)."""
     global _told
@@ -128,7 +128,7 @@ def current() -> Request | None:
     return Request(os.path.abspath(config), environment_changes()) if config and not off() else None
 
 
-def fixed() -> Request | None:
+def fix_config_path() -> Request | None:
     """As `current`, at the start of an interpreter: a relative file name is made absolute for it and its children, which may begin
     somewhere else."""
     asked = current()
@@ -142,7 +142,7 @@ def off() -> bool:
     return os.environ.get(SWITCH, "") == "0"
 
 
-def flagged() -> bool:
+def has_probe_argument() -> bool:
     """Does the command line have an argument of ours, which the framework's own parser has to know?"""
     return any(argument.startswith(FLAG) for argument in sys.argv[1:])
 

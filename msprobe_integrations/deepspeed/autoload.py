@@ -35,10 +35,10 @@ def _observe() -> None:
 def _claim() -> EngineObserver | None:
     from msprobe_integrations.torch.training import owner
 
-    return owner.claim("deepspeed", _make)
+    return owner.claim("deepspeed", _make_observer)
 
 
-def _make(settings: ProbeSettings, file: Path) -> EngineObserver:
+def _make_observer(settings: ProbeSettings, file: Path) -> EngineObserver:
     from msprobe_integrations.deepspeed.engine import EngineObserver
 
     return EngineObserver(settings, file=file)
@@ -53,7 +53,7 @@ def _initialize(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
     Wrong settings end it with a `SettingsError`: the key is part of the configuration that DeepSpeed is given.
     """
-    asked = _asked(original, args, kwargs)
+    asked = _follow_if_requested(original, args, kwargs)
     result = original(*args, **kwargs)
     if asked:
         try:
@@ -63,16 +63,16 @@ def _initialize(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
                 key.choose(result[0])
         except Exception as error:
             raise_of_training(error)
-            _failed(error)
+            _log_failure(error)
     return result
 
 
-def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def _follow_if_requested(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Does the configuration ask for the probe? Then engines are watched from now on."""
     try:
         from msprobe_integrations.deepspeed import key
 
-        if not key.take(original, args, kwargs):
+        if not key.request_from_config(original, args, kwargs):
             return False
         _observe()
         return True
@@ -82,11 +82,11 @@ def _asked(original: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool
 
         if isinstance(error, ProbeError):
             raise
-        _failed(error)
+        _log_failure(error)
         return False
 
 
-def _failed(error: Exception) -> None:
+def _log_failure(error: Exception) -> None:
     from msprobe_engine.core.log import get_logger
 
     get_logger().error("DeepSpeed is not followed, training goes on: %s: %s", type(error).__name__, error)

@@ -37,7 +37,7 @@ _SINGLE = {
 }
 
 
-def resolved(reach: Reach) -> dict[str, Resolved]:
+def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Of the first engine in reach."""
     for engine in reach.instances("deepspeed", "DeepSpeedEngine"):
         config = getattr(engine, "_config", None)

@@ -73,7 +73,7 @@ class EngineObserver(LoopObserver):
         """An engine is new: names of its module, and the optimizer it has made."""
         (engine,) = self.models
         self.engine = engine
-        reliance.attached(engine)
+        reliance.check_engine(engine)
         parts = parts_of(engine)
         probe.pipeline.rank_info.update(parts.place)
         probe.attach([parts.module], parts.optimizer, find=parts.find)  # hooks come in time for the pass that has just begun
@@ -91,7 +91,7 @@ class EngineObserver(LoopObserver):
 
     def follows(self, engine: Any) -> bool:
         """Is this the engine to follow? Of the others nothing is seen; said once for each that trains."""
-        wanted = key.chosen()
+        wanted = key.find_chosen_engine()
         if wanted is None:
             wanted = engine if self.engine is None else self.engine
         if engine is wanted:
@@ -158,7 +158,7 @@ class EngineObserver(LoopObserver):
             return self._before_quiet(engine, args, kwargs)
         self._ready(engine)
         if not self.in_step:
-            self._begin(engine)
+            self._begin_engine_step(engine)
         self.micro_batch(self.micro)
         return None
 
@@ -169,7 +169,7 @@ class EngineObserver(LoopObserver):
             return self._before_quiet(engine, args, kwargs)
         self._ready(engine)
         if not self.in_step:  # the pass was made in eval mode: gradients and the update are a step all the same
-            self._begin(engine)
+            self._begin_engine_step(engine)
         loss = args[0] if args else kwargs.get("loss")
         if isinstance(loss, torch.Tensor) and loss.numel() == 1:
             with torch._C.DisableTorchFunction():  # no call of the user's
@@ -228,7 +228,7 @@ class EngineObserver(LoopObserver):
         if engine is not self.engine or optimizer is not self.optimizer:
             self.setup([engine], optimizer)
 
-    def _begin(self, engine: Any) -> None:
+    def _begin_engine_step(self, engine: Any) -> None:
         self.micro = 0
         self._losses.clear()
         step = getattr(engine, "global_steps", None)
@@ -304,7 +304,9 @@ class Instructions:
     def put_on(self) -> None:
         """The engine gets its own table."""
         table = getattr(self._engine, _TABLE)
-        self._mine = {kind: self._wrapped(kind.__name__, method) if kind.__name__ in _PASSES else method for kind, method in table.items()}
+        self._mine = {
+            kind: self._wrap_instruction(kind.__name__, method) if kind.__name__ in _PASSES else method for kind, method in table.items()
+        }
         setattr(self._engine, _TABLE, self._mine)
 
     def take_off(self) -> None:
@@ -312,7 +314,7 @@ class Instructions:
         if vars(self._engine).get(_TABLE) is self._mine:
             delattr(self._engine, _TABLE)
 
-    def _wrapped(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_instruction(self, name: str, method: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(method)
         def instruction(*args: Any, **kwargs: Any) -> Any:
             observer = self._observer

@@ -34,12 +34,12 @@ def choose(engine: Any) -> None:
     _chosen = None if engine is None else weakref.ref(engine)
 
 
-def chosen() -> Any:
+def find_chosen_engine() -> Any:
     """The engine that the user has chosen, None: the first that trains."""
     return None if _chosen is None else _chosen()
 
 
-def take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
+def request_from_config(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> bool:
     """Ask for what the configuration in the arguments of `deepspeed.initialize` says.
 
     Returns:
@@ -49,7 +49,7 @@ def take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         SettingsError: the key or the settings it names are wrong.
     """
     given = _configuration(function, args, kwargs)
-    node, file = _read(given)
+    node, file = _read_configuration(given)
     value = node.get(KEY) if isinstance(node, Mapping) else None
     if value is None:
         return False
@@ -61,7 +61,7 @@ def take(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, 
         asked.settings()
     except SettingsError as error:
         raise SettingsError(f"{where}: {error}") from None
-    request.ask(asked.config, changes, asked.by)
+    request.request_probe(asked.config, changes, asked.by)
     return True
 
 
@@ -102,10 +102,10 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
         if not isinstance(monitor, bool):
             raise SettingsError(f"{where}.monitor: {shorten_text(repr(monitor), 80)} is not allowed; allowed: true, false")
         found.append(f"sinks.deepspeed.enabled={'true' if monitor else 'false'}")
-    return _found(config, where, beside), tuple(found)
+    return _find_file(config, where, beside), tuple(found)
 
 
-def _found(config: str, where: str, beside: str) -> str:
+def _find_file(config: str, where: str, beside: str) -> str:
     places = [os.path.abspath(config)]
     if beside and not os.path.isabs(config):
         places.append(os.path.join(beside, config))
@@ -128,7 +128,7 @@ def _configuration(function: Callable[..., Any], args: tuple[Any, ...], kwargs: 
     return getattr(arguments, "deepspeed_config", None) or getattr(arguments, "deepscale_config", None)
 
 
-def _read(given: Any) -> tuple[Any, str]:
+def _read_configuration(given: Any) -> tuple[Any, str]:
     """(the configuration, its file or ``""``). What cannot be read is DeepSpeed's to complain about."""
     if isinstance(given, Mapping):
         return given, ""

@@ -27,7 +27,7 @@ def rank_info(engine: Any) -> dict[str, int]:
         for name in names:
             ask = optional(unit, name, because="a unit of the user's own has what it has")
             if ask is not None and key not in found:
-                rank = _asked(ask)
+                rank = _read_rank(ask)
                 if rank is not None:
                     found[key] = rank
     if "dp" not in found:
@@ -42,7 +42,7 @@ def rank_info(engine: Any) -> dict[str, int]:
     return found
 
 
-def _asked(ask: Any) -> int | None:
+def _read_rank(ask: Any) -> int | None:
     try:
         return int(ask())
     except Exception as error:  # a unit of the user's own, half made
@@ -55,13 +55,13 @@ def _group_rank(group: Any) -> int | None:
 
     if group is None:
         return None
-    return _asked(lambda: dist.get_rank(group))
+    return _read_rank(lambda: dist.get_rank(group))
 
 
 def _expert_rank(name: str) -> int | None:
-    def ask() -> int:
+    def read_expert_rank() -> int:
         from deepspeed.utils import groups
 
         return int(groups._get_expert_parallel_rank(name))
 
-    return _asked(ask)
+    return _read_rank(read_expert_rank)

@@ -99,7 +99,7 @@ NEEDED = {f"{kind}.{name}" for kind in _KINDS for name, _, needed in (*_KINDS[ki
 TABLE = (*MODULE_TABLE, *ENGINE_TABLE, *PARAMETER_TABLE, *(row for table in KIND_TABLES.values() for row in table))
 
 
-def attached(engine: Any) -> None:
+def check_engine(engine: Any) -> None:
     """Say by name what the engine that is followed lacks, and the modules of DeepSpeed that are imported."""
     modules = [row for row in MODULE_TABLE if row.on.partition(":")[0] in sys.modules]
     check(NAME, PACKAGE, (*modules, *ENGINE_TABLE), {"engine": engine})

@@ -89,23 +89,23 @@ class Shards:
             return parameter
         return parameter.detach().view(-1)[fragment.lo : fragment.hi]
 
-    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The gradient after data-parallel reduction and before unscaling and clipping, or None when there is none: this rank's range,
         or the whole tensor when nothing is sharded."""
         return parameter.grad
 
-    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """What this rank has added up so far and not reduced, whole."""
         return parameter.grad
 
     def main(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """This rank's range of what the optimizer updates: the master copy."""
-        return self._cut(self.buffer(parameter), parameter)
+        return self._slice_fragment(self.buffer(parameter), parameter)
 
-    def stepping(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_stepping(self, parameter: torch.Tensor) -> torch.Tensor | None:
         """The gradient of the master copy, there only while the inner optimizer steps: unscaled and clipped."""
         buffer = self.buffer(parameter)
-        return self._cut(buffer.grad if buffer is not None else None, parameter)
+        return self._slice_fragment(buffer.grad if buffer is not None else None, parameter)
 
     def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         """This rank's range of the optimizer's states that have an element per element of the parameter."""
@@ -113,7 +113,7 @@ class Shards:
         if buffer is None:
             return {}
         found = next((numbers_of(optimizer, buffer) for optimizer in self.inners() if buffer in optimizer.state), {})
-        cut = {key: self._cut(v, parameter) for key, v in found.items() if v.shape == buffer.shape}
+        cut = {key: self._slice_fragment(v, parameter) for key, v in found.items() if v.shape == buffer.shape}
         return {key: v for key, v in cut.items() if v is not None}
 
     def hyper(self, parameter: torch.Tensor) -> dict[str, Any]:
@@ -160,7 +160,7 @@ class Shards:
                 return found
         return {}
 
-    def _cut(self, buffer: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
+    def _slice_fragment(self, buffer: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
         """The fragment's range of a tensor that is laid out as the buffer; None when there is none or it was moved away (NVMe)."""
         fragment = self.fragments.get(parameter)
         if buffer is None or fragment is None:
@@ -252,15 +252,15 @@ class Bf16Shards(_Partitioned):
                 yield parameter, Fragment(lo, hi, i, start + lo - begin, j) if lo < hi else Fragment(0, 0, i, 0, j)
                 start += parameter.numel()
 
-    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None or not self.optimizer.fp32_groups_has_gradients[fragment.group][fragment.order]:
             return None
         found: torch.Tensor = self.optimizer.fp32_groups_gradients[fragment.group][fragment.order]
         return found.view(parameter.shape)
 
-    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
-        whole, fragment = self.unreduced(parameter), self.fragments.get(parameter)
+    def read_reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+        whole, fragment = self.read_unreduced(parameter), self.fragments.get(parameter)
         return whole.view(-1)[fragment.lo : fragment.hi] if whole is not None and fragment is not None else None
 
 
@@ -286,17 +286,17 @@ class ZeroShards(_Partitioned):
                 hi = lo + min(parameter.numel() - lo, int(optimizer.partition_size[i]) - at)
                 yield parameter, Fragment(lo, hi, i, at, order[id(parameter)])
 
-    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         ask = optional(self.optimizer, "get_gradient_for_reduction", because="reliance has said what is left out")
         found: torch.Tensor | None = None if ask is None else ask(parameter)
         return found
 
-    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
         if optional(self.optimizer, "cpu_offload", because="an offloaded optimizer has no averaged gradients either"):
-            return self.stepping(parameter)
+            return self.read_stepping(parameter)
         kept = optional(self.optimizer, "averaged_gradients", {}, because="reliance has said what is left out").get(fragment.group)
         if not kept:
             return None
@@ -305,7 +305,7 @@ class ZeroShards(_Partitioned):
             return nothing
         flat = optional(kept, "flat_partition", because="older versions keep a list")
         if flat is not None:
-            return self._cut(flat, parameter)
+            return self._slice_fragment(flat, parameter)
         parts = [part for part in kept if not optional(part, "_zero_padding", because="it marks padding, which comes last")]
         found = parts[fragment.order].detach() if fragment.order < len(parts) else None
         return found.view(-1) if found is not None and found.numel() == fragment.hi - fragment.lo else None
@@ -336,15 +336,15 @@ class Zero3Shards(_Partitioned):
         found: torch.Tensor = kept.detach().view(-1)[: fragment.hi - fragment.lo]
         return found
 
-    def unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:  # noqa: ARG002
+    def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:  # noqa: ARG002
         return None  # every micro batch is reduced at once
 
-    def reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
+    def read_reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
         if fragment is None:
             return None
         if optional(self.optimizer, "offload_optimizer", because="an offloaded optimizer has no averaged gradients either"):
-            return self.stepping(parameter)
+            return self.read_stepping(parameter)
         kept = optional(self.optimizer, "averaged_gradients", {}, because="reliance has said what is left out").get(fragment.group)
         return kept[fragment.order].detach().view(-1)[: fragment.hi - fragment.lo] if kept is not None else None
 

@@ -119,7 +119,7 @@ class DeepSpeedSource:
 
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """Inside of the inner optimizer's step what that optimizer uses, else the reduced gradient."""
-        return self._shards.stepping(piece.parameter) if self._stepping else self._shards.reduced(piece.parameter)
+        return self._shards.read_stepping(piece.parameter) if self._stepping else self._shards.read_reduced(piece.parameter)
 
     def value(self, piece: Piece) -> torch.Tensor | None:
         """The parameter in the model's dtype; under ZeRO 3 this rank's partition of it."""
@@ -243,13 +243,13 @@ class DeepSpeedSource:
     def _whole(self, parameter: torch.Tensor, watch: ParameterSampler) -> None:
         piece = self._of.get(parameter)
         last = getattr(self._optimizer, "is_gradient_accumulation_boundary", None)
-        gradient = self._shards.unreduced(parameter) if piece is not None and last is not None and last() else None
+        gradient = self._shards.read_unreduced(parameter) if piece is not None and last is not None and last() else None
         if piece is not None and gradient is not None:
             watch.unreduced(piece, gradient, phase=ACCUMULATED)
 
     def _all_whole(self, watch: ParameterSampler) -> None:
         for piece in self.pieces:
-            gradient = self._shards.unreduced(piece.parameter)
+            gradient = self._shards.read_unreduced(piece.parameter)
             if gradient is not None:
                 watch.unreduced(piece, gradient, phase=ACCUMULATED)
 

@@ -37,7 +37,7 @@ DUMP: dict[str, dict[str, Any]] = {
     "tensor": {"level": "mix", "task": "tensor"},
 }
 MODES = (*MONITOR, *DUMP)
-"""Everything that `probing` knows."""
+"""Everything that `attach_probe` knows."""
 
 
 class Step:
@@ -59,7 +59,7 @@ class Step:
 
 
 @contextmanager
-def probing(job: Job, mode: str, directory: Path, **more: Any) -> Iterator[Step]:
+def attach_probe(job: Job, mode: str, directory: Path, **more: Any) -> Iterator[Step]:
     """The training step of a job with the probe on it, as users write it; at the end everything is written and nothing is left on the
     model. ``off``: the step without the probe. `more`: further settings of the monitor or of the dump."""
     # a fault inside the probe is raised: the check ends with it
@@ -67,16 +67,16 @@ def probing(job: Job, mode: str, directory: Path, **more: Any) -> Iterator[Step]
     if mode == "off":
         yield Step(job.step)
     elif mode in MONITOR:
-        with _monitored(job, {**common, "monitor": {**MONITOR[mode], **more}, "sinks": {"memory": True}}) as step:
+        with _attach_monitor(job, {**common, "monitor": {**MONITOR[mode], **more}, "sinks": {"memory": True}}) as step:
             yield step
     else:
         quiet = {"log_level": "silent", "strict": False} if mode == "idle" else {}  # else it says that nothing was dumped
-        with _dumped(job, {**common, **quiet, "dump": {**DUMP[mode], "dump_path": str(directory), **more}}) as step:
+        with _attach_dump(job, {**common, **quiet, "dump": {**DUMP[mode], "dump_path": str(directory), **more}}) as step:
             yield step
 
 
 @contextmanager
-def _monitored(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
+def _attach_monitor(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
     probe = TorchProbe(load_settings(settings))
     probe.attach(job.model, job.optimizer)
     number = 0
@@ -98,7 +98,7 @@ def _monitored(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
 
 
 @contextmanager
-def _dumped(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
+def _attach_dump(job: Job, settings: Mapping[str, Any]) -> Iterator[Step]:
     run = TorchDumpRun(load_settings(settings))
 
     def step() -> torch.Tensor:

@@ -16,7 +16,7 @@ from msprobe_engine.report.table.summary import DIFFERENT, EQUAL, Comparison
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing
+from msprobe_integrations.doctor.modes import attach_probe
 
 _STEPS = 2
 _PLACES = 8
@@ -67,7 +67,7 @@ def run(device: Device) -> Iterator[Line]:
             root = Path(folder)
             for target, order, fault in (("golden", 0, 0.0), ("again", 1, 0.0), ("faulty", 0, 0.01)):
                 _train(device, dtype, root / target, order, fault)
-            noise, faulty = (_compared(root, target) for target in ("again", "faulty"))
+            noise, faulty = (_compare_with_golden(root, target) for target in ("again", "faulty"))
         wrong = []
         if noise.exit_code != EQUAL:
             wrong.append(f"called a difference: {noise.headline()}")
@@ -82,10 +82,10 @@ def _train(device: Device, dtype: torch.dtype, directory: Path, order: int, faul
     job = Job("tiny", str(device.device), dtype)
     blocks: Any = job.model.get_submodule("blocks")
     blocks[0].norm2 = _Mixed(blocks[0].norm2, fault)
-    with probing(job, "mix", directory) as step:
+    with attach_probe(job, "mix", directory) as step:
         for _ in range(_STEPS):
             step()
 
 
-def _compared(root: Path, target: str) -> Comparison:
+def _compare_with_golden(root: Path, target: str) -> Comparison:
     return compare_dumps(root / target, root / "golden", root / f"output-{target}", CompareOptions(scheduler="serial"))

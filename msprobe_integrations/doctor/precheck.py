@@ -19,7 +19,7 @@ from msprobe_engine.accuracy.settings import PrecheckSettings
 from msprobe_engine.workflow.doctor import Line, Verdict
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import dump_files, probing
+from msprobe_integrations.doctor.modes import attach_probe, dump_files
 
 _GOAL = 60.0
 """Seconds."""
@@ -28,9 +28,9 @@ _GOAL = 60.0
 def run(device: Device) -> Iterator[Line]:
     """One line per type."""
     for dtype in (torch.float32, torch.bfloat16) if device.full else (torch.float32,):
-        with tempfile.TemporaryDirectory() as folder, _registered(Path(folder)):
+        with tempfile.TemporaryDirectory() as folder, _register_backend(Path(folder)):
             job = Job("tiny", str(device.device), dtype)
-            with probing(job, "tensor", Path(folder) / "dump", level="L1") as step:
+            with attach_probe(job, "tensor", Path(folder) / "dump", level="L1") as step:
                 step()
             file = dump_files(Path(folder) / "dump")[0]
             options = Options(devices=(str(device.device),), processes=4 if device.full else 1)
@@ -57,7 +57,7 @@ torch = msprobe_integrations.torch.backend:TorchBackend
 
 
 @contextmanager
-def _registered(folder: Path) -> Iterator[None]:
+def _register_backend(folder: Path) -> Iterator[None]:
     """Inside, and in processes that get the path of this one, a folder on the path says it."""
     if any(point.name == "torch" for point in entry_points(group="msprobe.backends")):
         yield

@@ -27,12 +27,12 @@ def _patch(module: ModuleType) -> None:
 def _fit(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from msprobe_integrations.torch.training.trainer_loop import shielded
 
-    with shielded("a Lightning Trainer", lambda: _following(args[0])):
+    with shielded("a Lightning Trainer", lambda: _attach_callback(args[0])):
         return original(*args, **kwargs)
 
 
 @contextmanager
-def _following(trainer: Any) -> Iterator[None]:
+def _attach_callback(trainer: Any) -> Iterator[None]:
     """With the Trainer's own `MsprobeCallback`, or one that is there as long as this call. Ranks that the call spawns get a copy."""
     from msprobe_integrations.lightning.callback import MsprobeCallback
 

@@ -17,7 +17,7 @@ _DIRECT = (
 )
 
 
-def resolved(reach: Reach) -> dict[str, Resolved]:
+def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Of the first Trainer in reach: its arguments under their names, and ``hparams`` of its module below ``hparams.``."""
     trainers = [*reach.instances("lightning", "Trainer"), *reach.instances("pytorch_lightning", "Trainer")]
     if not trainers:

@@ -15,11 +15,11 @@ if TYPE_CHECKING:
 
 def arm() -> None:
     """Megatron is about to be imported. Without a request, and without an argument of ours on the command line, nothing is done."""
-    if request.current() is None and not request.flagged():
+    if request.current() is None and not request.has_probe_argument():
         return
     from msprobe_integrations.megatron import patches
 
-    if patches.made() is None:  # else a callback follows already
+    if patches.get_observer() is None:  # else a callback follows already
         patches.observe(_claim)
 
 
@@ -27,7 +27,7 @@ def _claim() -> TrainingObserver | None:
     from msprobe_integrations.torch.training import owner
 
     _read_flags()
-    return owner.claim("megatron", _make)
+    return owner.claim("megatron", _make_observer)
 
 
 def _read_flags() -> None:
@@ -37,14 +37,14 @@ def _read_flags() -> None:
     from msprobe_integrations.megatron import flags
 
     try:
-        given = flags.take(sys.argv[1:])[0]
+        given = flags.parse_flags(sys.argv[1:])[0]
         if given.config and request.current() is None:
-            flags.ask(given)
+            flags.request_probe(given)
     except ProbeError as error:
         get_logger().error("the probe is off, training goes on: %s", error)
 
 
-def _make(settings: ProbeSettings, file: Path) -> TrainingObserver:
+def _make_observer(settings: ProbeSettings, file: Path) -> TrainingObserver:
     from msprobe_integrations.megatron.observer import TrainingObserver
 
     return TrainingObserver(settings, file=file)

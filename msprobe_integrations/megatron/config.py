@@ -32,7 +32,7 @@ _SIZES = {
 }
 
 
-def resolved(reach: Reach) -> dict[str, Resolved]:
+def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Arguments of Megatron's training (``get_args``) where there are some; what a loop on megatron-core has made of its own else: the
     configurations of model, optimizer and data parallel. And the sizes of the groups, and micro batches."""
     found: dict[str, Resolved] = {}
@@ -44,7 +44,7 @@ def resolved(reach: Reach) -> dict[str, Resolved]:
             made = resolve_settings(_fields(config), "megatron", defaults=_defaults(type(config)))
             found.update({name: value for name, value in made.items() if name not in found})
     if found:
-        measured = resolve_settings(_measured(), "megatron")
+        measured = resolve_settings(_read_sizes(), "megatron")
         found.update({name: value for name, value in measured.items() if name not in found})
     return found
 
@@ -142,7 +142,7 @@ def _defaults(cls: Any) -> dict[str, Any]:
     return found
 
 
-def _measured() -> dict[str, Any]:
+def _read_sizes() -> dict[str, Any]:
     """Sizes of the process groups, and how many micro batches a step has."""
     values: dict[str, Any] = {}
     state = sys.modules.get("megatron.core.parallel_state")
@@ -159,4 +159,4 @@ def _measured() -> dict[str, Any]:
     return {name: value for name, value in values.items() if value is not None}
 
 
-__all__ = ["DEFAULT", "arguments", "of_arguments", "resolved"]
+__all__ = ["DEFAULT", "arguments", "of_arguments", "read_resolved"]

@@ -39,7 +39,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{message}; for example: {CONFIG} probe.yaml --msprobe-set dump.step=[5]")
 
 
-def take(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
+def parse_flags(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
     """The probe's arguments, wherever they stand, and all the others in their order.
 
     Raises:
@@ -86,7 +86,7 @@ def add(parser: Any, default: str | None = None) -> Any:
     return parser
 
 
-def ask(flags: Flags) -> request.Request | None:
+def request_probe(flags: Flags) -> request.Request | None:
     """Ask for the probe of these arguments; what they leave open holds as the environment says it. None: nobody asks for one.
 
     Raises:
@@ -98,19 +98,21 @@ def ask(flags: Flags) -> request.Request | None:
         config = flags.config or (asked.config if asked is not None else "")
         if not config:
             raise UsageError(f"no settings file: add {CONFIG} FILE, or set MSPROBE_CONFIG")
-        asked = request.ask(config, (*(asked.changes if asked is not None else request.environment_changes()), *flags.changes), by=CONFIG)
+        asked = request.request_probe(
+            config, (*(asked.changes if asked is not None else request.environment_changes()), *flags.changes), by=CONFIG
+        )
         asked.settings()
     return asked
 
 
 def asked_or_exit() -> request.Request | None:
-    """`ask` for the arguments of this process, which has not begun to train: a mistake ends it.
+    """`request_probe` for the arguments of this process, which has not begun to train: a mistake ends it.
 
     Raises:
         SystemExit: with code 2 on every rank; one rank of a machine says why.
     """
     try:
-        return ask(take(sys.argv[1:])[0])
+        return request_probe(parse_flags(sys.argv[1:])[0])
     except ProbeError as error:
         if os.environ.get("LOCAL_RANK", "0") == "0":
             print(f"msprobe: {error}", file=sys.stderr, flush=True)

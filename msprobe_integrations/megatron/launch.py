@@ -11,7 +11,7 @@ from typing import NoReturn
 from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_integrations import autoload
 from msprobe_integrations.autoload import request
-from msprobe_integrations.megatron.flags import CONFIG, Flags, ask, take
+from msprobe_integrations.megatron.flags import CONFIG, Flags, parse_flags, request_probe
 
 USAGE = f"""usage: python -m msprobe_integrations.megatron [-m] SCRIPT {CONFIG} FILE [the script's own arguments]
 
@@ -24,13 +24,13 @@ a script with its own argument parser sees the command line, and Megatron's pars
 MSPROBE_CONFIG counts. `msprobe settings check FILE` checks a file."""
 
 
-def split(arguments: Sequence[str]) -> tuple[str, bool, list[str], Flags]:
+def split_command_line(arguments: Sequence[str]) -> tuple[str, bool, list[str], Flags]:
     """(script, is a module, the script's arguments, the probe's arguments).
 
     Raises:
         UsageError: there is no script, or an argument lacks its value.
     """
-    flags, rest = take(arguments)
+    flags, rest = parse_flags(arguments)
     is_module = bool(rest) and rest[0] == "-m"
     rest = rest[1:] if is_module else rest
     if not rest or rest[0].startswith("-"):
@@ -44,7 +44,7 @@ def main(arguments: Sequence[str]) -> int:
         print(USAGE)
         return 0
     try:
-        script, is_module, rest, flags = split(arguments)
+        script, is_module, rest, flags = split_command_line(arguments)
         if not is_module and not os.path.isfile(script):
             raise UsageError(f"script '{script}' does not exist (working directory {os.getcwd()})")
         prepare(flags)
@@ -61,11 +61,11 @@ def prepare(flags: Flags) -> None:
         UsageError: there is no settings file.
         SettingsError: the settings are wrong; said before the training starts.
     """
-    asked = ask(flags)
+    asked = request_probe(flags)
     if asked is None:
         raise UsageError(f"no settings file: add {CONFIG} FILE, or set MSPROBE_CONFIG")
     asked.settings()
-    request.ask(asked.config, asked.changes, by=asked.by)  # the script may change the environment
+    request.request_probe(asked.config, asked.changes, by=asked.by)  # the script may change the environment
     autoload.install()
 
 
@@ -82,7 +82,7 @@ def run(script: str, is_module: bool, rest: list[str]) -> NoReturn:
             sys.path[0] = os.path.dirname(os.path.abspath(script))
             runpy.run_path(script, run_name="__main__")
     finally:
-        observer = patches.made()
+        observer = patches.get_observer()
         if observer is not None:
             observer.close()
     sys.exit(0)

@@ -15,7 +15,7 @@ import torch.distributed as dist
 from msprobe_integrations.common.monitor.targets import matches
 from msprobe_integrations.common.parameters.gradients import Piece, layer_numbers, layer_of
 from msprobe_integrations.megatron import fsdp
-from msprobe_integrations.requirements import MissingNameError, missing, need, optional
+from msprobe_integrations.requirements import MissingNameError, make_missing_error, need, optional
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ def as_list(model: Any) -> list[Any]:
     return list(model) if isinstance(model, (list, tuple)) else [model]
 
 
-def unwrapped(chunk: Any) -> torch.nn.Module:
+def unwrap_model(chunk: Any) -> torch.nn.Module:
     """The model inside of DDP and mixed-precision wrappers."""
     while isinstance(optional(chunk, "module", because="the innermost has none"), torch.nn.Module):
         chunk = chunk.module
@@ -65,7 +65,7 @@ def bucket_groups(chunk: Any) -> list[Any]:
     kinds = [optional(chunk, kind, because=_NO_WRAPPER) for kind in ("buffers", "expert_parallel_buffers")]
     buffers = [buffer for kind in kinds if isinstance(kind, list) for buffer in kind]  # of other modules `buffers` is a method
     if not buffers and hasattr(chunk, "ddp_config") and not shards_itself(chunk):
-        raise missing(f"{type(chunk).__name__}.bucket_groups", REDUCED)
+        raise make_missing_error(f"{type(chunk).__name__}.bucket_groups", REDUCED)
     return [bucket for buffer in buffers for bucket in need(buffer, "buckets", for_=REDUCED)]
 
 
@@ -106,7 +106,9 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
     """
     for group in bucket_groups(chunk):
         sharded = is_distributed(group, chunk)
-        n, rank, members = _sharing(group) if sharded else (1, 0, need(group, "data_parallel_group", *_INSTANCE_GROUP, for_=REDUCED))
+        n, rank, members = (
+            _find_sharing_ranks(group) if sharded else (1, 0, need(group, "data_parallel_group", *_INSTANCE_GROUP, for_=REDUCED))
+        )
         several = optional(group, "inter_distributed_optimizer_instance_group", because=_OLDER) is not None
         everyone = None if several else optional(group, "data_parallel_group", because="another name for the same, or none") or members
         for bucket in buckets_of(group):
@@ -121,7 +123,7 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
                 if view is None:  # Megatron-FSDP: its buffers have gradients for as long as they are reduced
                     continue
                 if view.untyped_storage().data_ptr() != data.untyped_storage().data_ptr():
-                    raise missing(f"{type(parameter).__name__}.main_grad in {type(bucket).__name__}.grad_data", REDUCED)
+                    raise make_missing_error(f"{type(parameter).__name__}.main_grad in {type(bucket).__name__}.grad_data", REDUCED)
                 start = view.storage_offset() - data.storage_offset()
                 lo = min(max(rank * size - start, 0), parameter.numel())
                 hi = min(max((rank + 1) * size - start, 0), parameter.numel())
@@ -131,7 +133,7 @@ def places(chunk: Any) -> Iterator[tuple[torch.Tensor, Place]]:
 _INSTANCE_GROUP = ("intra_distributed_optimizer_instance_group",)
 
 
-def _sharing(group: Any) -> tuple[int, int, Any]:
+def _find_sharing_ranks(group: Any) -> tuple[int, int, Any]:
     """How many ranks share out what the group reduces, which of them this is, and their process group.
 
     Raises:
@@ -140,7 +142,7 @@ def _sharing(group: Any) -> tuple[int, int, Any]:
     n = int(need(group, "intra_distributed_optimizer_instance_size", "data_parallel_world_size", for_=REDUCED))
     members = need(group, *_INSTANCE_GROUP, "data_parallel_group", for_=REDUCED)
     if members is None or dist.get_world_size(members) != n:
-        raise missing(f"{type(group).__name__}.{_INSTANCE_GROUP[0]} of {n} ranks", REDUCED)
+        raise make_missing_error(f"{type(group).__name__}.{_INSTANCE_GROUP[0]} of {n} ranks", REDUCED)
     return n, dist.get_rank(members), members
 
 
@@ -170,21 +172,21 @@ class Layout:
         sharing = {_ranks(place) for place in self.places.values() if place.sharded}
         kept = [fsdp.shards(chunk) for chunk in self.chunks]
         for chunk, held in zip(self.chunks, kept):  # FSDP, torch's and Megatron's, keeps parameters as DTensors, in no bucket of ours
-            every = [held.get(id(p), p) for p in unwrapped(chunk).parameters()]
+            every = [held.get(id(p), p) for p in unwrap_model(chunk).parameters()]
             sharing |= {dtensors.sharers(p) for p in every if dtensors.is_dtensor(p)} - {()}
         made = {ranks: exchanges.of(ranks) for ranks in sorted(sharing)}
         for vpp_stage, chunk in enumerate(self.chunks):
-            model = unwrapped(chunk)
+            model = unwrap_model(chunk)
             numbers = layer_numbers(list(model.named_modules()))
             for name, now in model.named_parameters():
                 parameter = kept[vpp_stage].get(id(now), now)
                 if parameter.requires_grad and matches(name, monitor.targets, vpp_stage):
                     piece = self._piece(name, parameter, vpp_stage, numbers, made)
                     if dtensors.is_dtensor(parameter):
-                        piece = _located(dtensors.make_piece(name, parameter, vpp_stage, piece.facts, exchanges))
+                        piece = _locate_piece(dtensors.make_piece(name, parameter, vpp_stage, piece.facts, exchanges))
                     self.pieces.append(piece)
 
-    def reduced(self, piece: Piece) -> torch.Tensor | None:
+    def read_reduced(self, piece: Piece) -> torch.Tensor | None:
         """The reduced gradient that this rank holds: the whole tensor, or its part under the distributed optimizer; None when it is not
         known which part that is."""
         place = self.places.get(piece.parameter)
@@ -192,7 +194,9 @@ class Layout:
             return None
         if place is None:
             found = self.local(piece)
-            return nothing(piece.parameter) if found is None and is_empty_shard(piece) else dtensors.local_of(found, piece.parameter)
+            return (
+                make_empty_part(piece.parameter) if found is None and is_empty_shard(piece) else dtensors.local_of(found, piece.parameter)
+            )
         data: torch.Tensor = place.bucket.grad_data
         if piece.sharded:
             return data[place.start + piece.lo : place.start + piece.hi]
@@ -241,7 +245,7 @@ class Layout:
         return Piece(name, parameter, vpp_stage, place.lo, place.hi, facts, exchanges.get(_ranks(place)))
 
 
-def _located(piece: Piece) -> Piece:
+def _locate_piece(piece: Piece) -> Piece:
     """With the range that Megatron-FSDP gives this rank, which is not that of torch's DTensors."""
     place = fsdp.range_of(piece.parameter) if piece.sharded and fsdp.is_shard(piece.parameter) else None
     return piece if place is None else replace(piece, lo=place[0], hi=place[1], positions=True)
@@ -253,7 +257,7 @@ def is_empty_shard(piece: Piece) -> bool:
     return piece.sharded and piece.lo == piece.hi and fsdp.is_shard(piece.parameter)
 
 
-def nothing(tensor: torch.Tensor) -> torch.Tensor:
+def make_empty_part(tensor: torch.Tensor) -> torch.Tensor:
     """No element of it, on its device and with its dtype."""
     return dtensors.local(tensor).detach().reshape(-1)[:0]
 
@@ -273,7 +277,7 @@ def marks_are_known() -> bool:
     except MissingNameError:  # said
         return False
     if "tensor_model_parallel" not in table:
-        missing(f"{layers.__name__}._MODEL_PARALLEL_ATTRIBUTE_DEFAULTS['tensor_model_parallel']", what)
+        make_missing_error(f"{layers.__name__}._MODEL_PARALLEL_ATTRIBUTE_DEFAULTS['tensor_model_parallel']", what)
     return "tensor_model_parallel" in table
 
 

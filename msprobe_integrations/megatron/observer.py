@@ -25,7 +25,7 @@ from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.probe.incident.again import Judge
 from msprobe_engine.probe.incident.event import Event
 from msprobe_integrations.megatron import reliance
-from msprobe_integrations.megatron.layout import rank_info, unwrapped
+from msprobe_integrations.megatron.layout import rank_info, unwrap_model
 from msprobe_integrations.megatron.optimizers import is_megatron, loss_scale, numbers_of_update
 from msprobe_integrations.megatron.source import MegatronSource, find
 from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -56,7 +56,7 @@ class TrainingObserver(LoopObserver):
         reliance.check(self.models, self.optimizer)
         self._source = None
         megatron = self.optimizer is None or is_megatron(self.optimizer)
-        probe.attach([unwrapped(c) for c in self.models], self.optimizer, find=self._find if megatron else None)
+        probe.attach([unwrap_model(c) for c in self.models], self.optimizer, find=self._find if megatron else None)
         if self.optimizer is not None:
             self._wrap_step(self.optimizer)
 
@@ -106,8 +106,9 @@ class TrainingObserver(LoopObserver):
     # steps
 
     def iteration(self, number: int | None) -> AbstractContextManager[dict[str, Any]]:
-        """One `train_step`. The step stays open after it, unseen, until Megatron has written its log line (`logged`) or the next one
-        begins: what Megatron computes for its log belongs to it. The mapping takes the step's scalars."""
+        """One `train_step`. The step stays open after it, unseen, until Megatron has written its log line
+        (`add_logged_scalars`) or the next one begins: what Megatron computes for its log belongs to it. The mapping takes the step's
+        scalars."""
         return self.driven(number, over=self._hold)
 
     def _hold(self) -> None:
@@ -121,7 +122,7 @@ class TrainingObserver(LoopObserver):
         """A step that waits for the log line is complete."""
         return self._held
 
-    def logged(self, scalars: Mapping[str, Any]) -> None:
+    def add_logged_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Megatron has written its log line, with these numbers; what is None was not asked for."""
         self.note({name: value for name, value in scalars.items() if isinstance(value, (int, float, torch.Tensor))})
         if self._held:
@@ -176,11 +177,11 @@ class TrainingObserver(LoopObserver):
             self._scalars.update(losses(result))
         return result
 
-    def turn(self, machine: Any, run: bool) -> None:
+    def handle_rerun(self, machine: Any, run: bool) -> None:
         """Megatron's rerun machine has said whether a pass of the step is to run."""
         with self.safely("second run"):
             if self.probe is not None and self.in_step:
-                self._rerun.turn(self.probe, machine, run)
+                self._rerun.handle_rerun(self.probe, machine, run)
 
     def _exchange(self, counts: Any) -> Any:
         return self._source.exchange(counts) if self._source is not None else None
@@ -264,12 +265,12 @@ class Rerun:
         self._second: StepRerun | None = None
         self._judge: Judge | None = None
 
-    def turn(self, probe: TorchProbe, machine: Any, run: bool) -> None:
+    def handle_rerun(self, probe: TorchProbe, machine: Any, run: bool) -> None:
         """The machine has answered whether the pass that follows is to run. All ranks get the same answer."""
         self.finish(probe, says=self._says(machine))
         if run and getattr(machine.state, "name", "") == "RERUNNING_IN_PLACE":
             with probe.guard("second run"), torch.no_grad():
-                self._begin(probe, machine)
+                self._begin_rerun(probe, machine)
 
     def finish(self, probe: TorchProbe, complete: bool = True, says: str = "") -> None:
         """The second run, if there is one, is over.
@@ -294,7 +295,7 @@ class Rerun:
             return ""
         return "reproduced" if getattr(machine, "checkpoint_requested", False) else "transient"
 
-    def _begin(self, probe: TorchProbe, machine: Any) -> None:
+    def _begin_rerun(self, probe: TorchProbe, machine: Any) -> None:
         judge = self._judge = self._judge or Judge(probe.settings)
         first = seen_so_far(probe, scalars=self._numbers())
         probe.pipeline.advance()

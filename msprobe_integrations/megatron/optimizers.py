@@ -12,7 +12,7 @@ import torch
 
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
 from msprobe_integrations.common.parameters.optimizer_numbers import update_numbers
-from msprobe_integrations.megatron.layout import is_empty_shard, nothing
+from msprobe_integrations.megatron.layout import is_empty_shard, make_empty_part
 from msprobe_integrations.requirements import MissingNameError, need, optional
 from msprobe_integrations.torch.parameters.optimizer_states import numbers_of
 from msprobe_integrations.torch.tensors import dtensors
@@ -64,9 +64,9 @@ class MainParameters:
         """The fp32 copy (of this rank's part); None when the optimizer does not update it."""
         copy = self._copies.get(piece)
         if copy is not None:
-            return _shaped(piece, copy.tensor)
+            return _restore_shape(piece, copy.tensor)
         example = self._example(piece)
-        return nothing(example.tensor) if example is not None else None
+        return make_empty_part(example.tensor) if example is not None else None
 
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """The gradient the optimizer is about to use: after `prepare_grads` it exists and is unscaled, after clipping it is clipped."""
@@ -75,15 +75,15 @@ class MainParameters:
             return self.main(piece)  # empty, or None
         gradient = getattr(copy.tensor, "decoupled_grad", None)
         gradient = copy.tensor.grad if gradient is None else gradient
-        return _shaped(piece, gradient) if gradient is not None else None
+        return _restore_shape(piece, gradient) if gradient is not None else None
 
     def states(self, piece: Piece) -> dict[str, torch.Tensor]:
         """State tensors such as ``exp_avg`` with as many elements as `main`."""
         copy = self._copies.get(piece)
         if copy is not None:
-            return {key: _shaped(piece, value) for key, value in _tensors(copy).items()}
+            return {key: _restore_shape(piece, value) for key, value in _tensors(copy).items()}
         example = self._example(piece)
-        return {key: nothing(value) for key, value in _tensors(example).items()} if example is not None else {}
+        return {key: make_empty_part(value) for key, value in _tensors(example).items()} if example is not None else {}
 
     def hyper(self, piece: Piece) -> dict[str, Any]:
         """Settings of the parameter group, ``step`` and ``algorithm``."""
@@ -129,7 +129,7 @@ def _tensors(copy: _Copy) -> dict[str, torch.Tensor]:
     return {name: tensor for name, tensor in numbers_of(copy.inner, copy.tensor).items() if tensor.numel() == copy.tensor.numel()}
 
 
-def _shaped(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
+def _restore_shape(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
     """The distributed optimizer of one rank alone keeps whole parameters, flat. Of a DTensor, this rank's part."""
     if dtensors.is_dtensor(tensor):
         return dtensors.local(tensor).detach()

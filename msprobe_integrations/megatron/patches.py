@@ -62,7 +62,7 @@ def current() -> TrainingObserver | None:
     return _observer
 
 
-def made() -> TrainingObserver | None:
+def get_observer() -> TrainingObserver | None:
     """The observer if there has been an event."""
     return _observer
 
@@ -127,12 +127,12 @@ def _were_built(chunks: Any, optimizer: Any) -> None:
 
 
 def _should_run(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = made()
+    observer = get_observer()
     if observer is None:
         return original(*args, **kwargs)
     with observer.evaluation():  # what the machine says to other ranks belongs to no run
         run = original(*args, **kwargs)
-    observer.turn(args[0], bool(run))
+    observer.handle_rerun(args[0], bool(run))
     return run
 
 
@@ -143,7 +143,7 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
     def forward_backward(*a: Any, **k: Any) -> Any:
         if graphs.is_recording():
             return function(*a, **k)
-        observer = made() if k.get("forward_only") else _training_now()
+        observer = get_observer() if k.get("forward_only") else _training_now()
         if observer is None:
             return function(*a, **k)
         if not k.get("forward_only") and _is_other(k.get("model")):
@@ -156,7 +156,7 @@ def _get_forward_backward(original: Callable[..., Any], args: tuple[Any, ...], k
 
 def _passes(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     stage = "validation" if kwargs.get("forward_only") else "training"
-    observer = _training_now() if stage == "training" else made()
+    observer = _training_now() if stage == "training" else get_observer()
     if observer is None or not graphs.is_graph(args[0], stage):
         return original(*args, **kwargs)
     run = functools.partial(original, *args, **kwargs)
@@ -166,7 +166,7 @@ def _passes(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[st
 
 
 def _update(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = made()
+    observer = get_observer()
     if observer is None or not graphs.is_graph(args[0], None):
         return original(*args, **kwargs)
     return graphs.run_update(observer, functools.partial(original, *args, **kwargs))
@@ -185,7 +185,7 @@ def _is_other(model: Any) -> bool:
 
 
 def _forward_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = made()
+    observer = get_observer()
     if observer is not None:
         observer.micro_batch(kwargs.get("current_microbatch"))
     return original(*args, **kwargs)
@@ -204,7 +204,7 @@ def _get_optimizer(original: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 def _parse_args(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Megatron's parser learns the arguments of the probe, if anybody has asked for one; a mistake in them ends the launch here."""
     asked = request.current()
-    if asked is None and not request.flagged():
+    if asked is None and not request.has_probe_argument():
         return original(*args, **kwargs)
     given = argument(original, args, kwargs, "extra_args_provider")
 
@@ -239,7 +239,7 @@ def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
 
 def _training_log(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Megatron writes its log line. The step ends here, with the numbers that Megatron has computed for it."""
-    observer = made()
+    observer = get_observer()
     if observer is None:
         return original(*args, **kwargs)
     try:
@@ -249,7 +249,7 @@ def _training_log(original: Callable[..., Any], args: tuple[Any, ...], kwargs: d
             found = {name: argument(original, args, kwargs, given) for name, given in _LOGGED.items()}
             if isinstance(found["max_attention_logit"], (int, float)) and not found["max_attention_logit"]:
                 del found["max_attention_logit"]  # Megatron's way to say that nobody has asked for it
-            observer.logged(found)
+            observer.add_logged_scalars(found)
 
 
 _LOGGED = {"params_norm": "params_norm", "num_zeros": "num_zeros_in_grad", "max_attention_logit": "max_attention_logit"}
@@ -257,7 +257,7 @@ _LOGGED = {"params_norm": "params_norm", "num_zeros": "num_zeros_in_grad", "max_
 
 def _metrics(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     """Megatron adds up auxiliary losses of the step, over layers and ranks, in a dictionary that its log line divides and clears."""
-    observer = made()
+    observer = get_observer()
     if observer is None:
         return original(*args, **kwargs)
     before: dict[str, Any] = {}
@@ -272,7 +272,7 @@ def _metrics(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[s
 
 
 def _evaluate(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = made()
+    observer = get_observer()
     if observer is None:
         return original(*args, **kwargs)
     with observer.evaluation():

@@ -33,25 +33,25 @@ def replicas(parameter: torch.Tensor, members: Any) -> list[Replicas]:
     expert = optional(parameter, "allreduce", True, because=_MARK) is False
     found = [Replicas("expert_dp" if expert else "dp", members if members is not None else _data_parallel(expert))]
     if not optional(parameter, "tensor_model_parallel", False, because=_MARK) and marks_are_known():
-        group = _ask("get_expert_tensor_parallel_group") if expert else _ask("get_tensor_model_parallel_group")
+        group = _find_group("get_expert_tensor_parallel_group") if expert else _find_group("get_tensor_model_parallel_group")
         found.append(Replicas("tp", group))
     if optional(parameter, "shared_embedding", False, because=_MARK):
-        found.append(Replicas("embedding", _ask("get_embedding_group")))
+        found.append(Replicas("embedding", _find_group("get_embedding_group")))
     rank = dist.get_rank() if dist.is_initialized() else 0
-    return [entry for entry in found if entry.group is not None and _shared(entry.group, rank)]
+    return [entry for entry in found if entry.group is not None and _is_shared(entry.group, rank)]
 
 
-def _shared(group: Any, rank: int) -> bool:
+def _is_shared(group: Any, rank: int) -> bool:
     """More than one rank, this one among them (Megatron hands out groups of others)."""
     ranks = dist.get_process_group_ranks(group)
     return len(ranks) > 1 and rank in ranks
 
 
 def _data_parallel(expert: bool) -> Any:
-    return _ask("get_expert_data_parallel_group") if expert else _ask("get_data_parallel_group", with_context_parallel=True)
+    return _find_group("get_expert_data_parallel_group") if expert else _find_group("get_data_parallel_group", with_context_parallel=True)
 
 
-def _ask(name: str, **arguments: Any) -> Any:
+def _find_group(name: str, **arguments: Any) -> Any:
     """A group of Megatron's parallel state; None when it was not made, or this version has no such group, which is said."""
     from megatron.core import parallel_state
 

@@ -77,7 +77,7 @@ class MegatronSource:
     def gradient(self, piece: Piece) -> torch.Tensor | None:
         """Until `prepare_grads` the reduced gradient in the bucket, then the optimizer's copy."""
         if not self._prepared or self._main is None:
-            return self.layout.reduced(piece)
+            return self.layout.read_reduced(piece)
         return self._main.gradient(piece)
 
     def value(self, piece: Piece) -> torch.Tensor | None:
@@ -136,7 +136,7 @@ class MegatronSource:
             for group in self._groups():
                 inside = {parameter for bucket in buckets_of(group) for parameter in need(bucket, "params", for_=REDUCED)}
                 pieces = [piece for piece in self.pieces if piece.parameter in inside]
-                self._open.before(group, "start_grad_sync", functools.partial(self._accumulated, watch, group, pieces))
+                self._open.before(group, "start_grad_sync", functools.partial(self._sample_accumulated, watch, group, pieces))
         if self._monitor.micro_batch_gradients:
             for piece in self.pieces:
                 hook = self._open.guarded(self._local(piece, watch))
@@ -185,7 +185,7 @@ class MegatronSource:
         watch.after_step(skipped=isinstance(result, tuple) and len(result) > 0 and not result[0])
         self._prepared = False
 
-    def _accumulated(self, watch: ParameterSampler, group: Any, pieces: Sequence[Piece], *_: Any, **__: Any) -> None:
+    def _sample_accumulated(self, watch: ParameterSampler, group: Any, pieces: Sequence[Piece], *_: Any, **__: Any) -> None:
         if id(group) in self._started:
             return
         self._started.add(id(group))  # a step may start a group's reduction again to drain it

@@ -23,16 +23,16 @@ _patches = Patches()
 
 def arm() -> None:
     """MindSpeed or what is built on it is about to be imported. Without a request, and without an argument of ours, nothing is done."""
-    if request.off() or (request.current() is None and not request.flagged()):
+    if request.off() or (request.current() is None and not request.has_probe_argument()):
         return
-    from msprobe_integrations.mindspeed.fsdp2 import follow, follow_engine
+    from msprobe_integrations.mindspeed.fsdp2 import patch_engine, patch_trainer
     from msprobe_integrations.mindspeed.patch_ordering import watch
 
     after_import(PATCHES, watch)
     after_import(MANAGER, _manager)
     after_import(DATADUMP, _datadump)
-    after_import(FSDP2_TRAINER, follow)
-    after_import(FSDP2_ENGINE, follow_engine)
+    after_import(FSDP2_TRAINER, patch_trainer)
+    after_import(FSDP2_ENGINE, patch_engine)
 
 
 def disarm() -> None:
@@ -41,7 +41,7 @@ def disarm() -> None:
     from msprobe_integrations.megatron import patches
     from msprobe_integrations.mindspeed import feature, fsdp2, patch_ordering
 
-    trainers = ((FSDP2_TRAINER, fsdp2.follow), (FSDP2_ENGINE, fsdp2.follow_engine))
+    trainers = ((FSDP2_TRAINER, fsdp2.patch_trainer), (FSDP2_ENGINE, fsdp2.patch_engine))
     for name, hook in ((PATCHES, patch_ordering.watch), (MANAGER, _manager), (DATADUMP, _datadump), *trainers):
         forget(name, hook)
     patches.observe(None)
@@ -91,7 +91,7 @@ def _with_ours(features: Sequence[Any]) -> Sequence[Any]:
     from msprobe_integrations.mindspeed import feature
 
     try:
-        return feature.added(features)
+        return feature.add_feature(features)
     except Exception as error:  # MindSpeed's own features matter more
         raise_of_training(error)
         from msprobe_engine.core.log import get_logger

@@ -27,7 +27,7 @@ _failed: list[Exception] = []
 _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 
-def added(features: Sequence[Any]) -> list[Any]:
+def add_feature(features: Sequence[Any]) -> list[Any]:
     """`features`, with ours at the end, once."""
     found = list(features)
     if len(without(found)) == len(found):
@@ -40,7 +40,7 @@ def without(features: Sequence[Any]) -> list[Any]:
     return [one for one in features if getattr(one, "feature_name", "") != NAME.replace("-", "_")]
 
 
-def isolated(method: _Method) -> _Method:
+def contain_errors(method: _Method) -> _Method:
     """Nothing but the end of a launch (`SystemExit`) comes out of a method of ours that MindSpeed calls."""
 
     @functools.wraps(method)
@@ -65,23 +65,23 @@ def feature_class() -> type:
     class ProbeFeature(MindSpeedFeature):  # type: ignore[misc,unused-ignore]
         """The probe as a feature of MindSpeed. Of every optimization level: it changes no computation."""
 
-        @isolated
+        @contain_errors
         def is_need_apply(self, args: Any) -> bool:
             """Is a probe asked for, by an argument or by the environment?"""
             return flags_of(args) != flags.Flags() or request.current() is not None
 
-        @isolated
+        @contain_errors
         def register_args(self, parser: Any) -> None:
             """``--msprobe-config`` and the others, as Megatron's parser gets them without MindSpeed."""
             flags.add(parser)
 
-        @isolated
+        @contain_errors
         def pre_register_patches(self, _patch_manager: Any, args: Any) -> None:
             """Before Megatron is imported, and before any feature registers its patches."""
             switch_on(args)
             one_dump(args)
 
-        @isolated
+        @contain_errors
         def pre_validate_args(self, args: Any) -> None:
             """Megatron's own arguments: MindSpeed-LLM's loop looks at them. Also called with configurations of models."""
             one_dump(args)
@@ -116,7 +116,7 @@ def switch_on(args: Any) -> None:
     asked = request.current()
     if found != flags.Flags() and (asked is None or asked.by != flags.CONFIG):
         try:
-            flags.ask(found)
+            flags.request_probe(found)
         except ProbeError as error:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 print(f"msprobe: {error}", file=sys.stderr, flush=True)
@@ -136,15 +136,15 @@ def one_dump(args: Any) -> None:
         return
     if settings.dump is not None or settings.grad_probe is not None:
         setattr(args, DATADUMP, False)
-        _say(
+        _warn_once(
             "--npu-datadump is left out: '%s' has a dump of its own, which is made; take its section away to have MindSpeed's", asked.config
         )
     else:
-        _say("--npu-datadump dumps as config.json in the package mindspeed says; '%s' does the rest", asked.config)
+        _warn_once("--npu-datadump dumps as config.json in the package mindspeed says; '%s' does the rest", asked.config)
 
 
 @functools.cache
-def _say(message: str, *args: str) -> None:
+def _warn_once(message: str, *args: str) -> None:
     """Once; rank 0 speaks for all."""
     if os.environ.get("RANK", "0") == "0":
         _log.warning(message, *args)

@@ -23,14 +23,14 @@ if TYPE_CHECKING:
 _patches = Patches()
 
 
-def follow(module: ModuleType) -> None:
+def patch_trainer(module: ModuleType) -> None:
     """The Trainer's module has been imported. What its version lacks is not wrapped."""
     _patches.around(getattr(module, "Trainer", None), "training_step", _training_step)
     _patches.around(getattr(module, "Trainer", None), "train", _train)
     _patches.around(module, "clip_grad_norm", _clip_grad_norm)
 
 
-def follow_engine(module: ModuleType) -> None:
+def patch_engine(module: ModuleType) -> None:
     """The engine's module has been imported."""
     engine = getattr(module, "TrainEngine", None)
     _patches.around(engine, "train_step", _train_step)
@@ -41,12 +41,12 @@ def follow_engine(module: ModuleType) -> None:
 
 
 def put_back() -> None:
-    """Take back `follow`: the Trainer's functions are its own again."""
+    """Take back `patch_trainer`: the Trainer's functions are its own again."""
     _patches.undo()
 
 
 def _training_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = _begun(args[0])
+    observer = _begin_step(args[0])
     quietly(observer, "micro batches", "pass_begins")
     if observer is None:
         return original(*args, **kwargs)
@@ -60,7 +60,7 @@ def _training_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: 
 
 
 def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-    observer = _begun(args[0])
+    observer = _begin_step(args[0])
     if observer is None:
         return original(*args, **kwargs)
     try:
@@ -113,16 +113,16 @@ def quietly(observer: Fsdp2Observer | None, what: str, method: str) -> None:
     trainer_loop.quietly(observer, what, method)
 
 
-def _begun(trainer: Any) -> Fsdp2Observer | None:
+def _begin_step(trainer: Any) -> Fsdp2Observer | None:
     """The observer, with a step open for what is about to run; None when there is nobody to follow."""
     from msprobe_integrations.torch.training import owner
 
     try:
-        observer = owner.claim("mindspeed", _make)
+        observer = owner.claim("mindspeed", _make_observer)
         if observer is not None:
-            observer.follow(trainer)
+            observer.follow_trainer(trainer)
             if not observer.in_step:
-                observer.begin(observer.done(trainer))
+                observer.begin(observer.count_updates(trainer))
         return observer
     except Exception as error:
         raise_of_training(error)
@@ -139,7 +139,7 @@ def _current() -> Fsdp2Observer | None:
     return observer if getattr(observer, "trainer", None) is not None else None  # type: ignore[return-value]
 
 
-def _make(settings: ProbeSettings, file: Path) -> Fsdp2Observer:
+def _make_observer(settings: ProbeSettings, file: Path) -> Fsdp2Observer:
     from msprobe_integrations.mindspeed.fsdp2_observer import Fsdp2Observer
 
     return Fsdp2Observer(settings, file=file)

@@ -19,11 +19,11 @@ class Fsdp2Observer(TrainerObserver):
     trainer: Any = None
 
     @staticmethod
-    def done(trainer: Any) -> int:
+    def count_updates(trainer: Any) -> int:
         """Updates that a Trainer of MindSpeed-LLM, or an engine of MindSpeed-MM, has made."""
         return int(trainer.iteration if hasattr(trainer, "train_step") else trainer.global_step)
 
-    def follow(self, trainer: Any) -> None:
+    def follow_trainer(self, trainer: Any) -> None:
         """The next steps are those of `trainer`; nothing happens when the last ones were."""
         if self.trainer is not trainer:
             self.trainer = trainer

@@ -16,7 +16,7 @@ from typing import Any
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import MissingExtraError, ProbeError
 from msprobe_engine.core.guard import raise_of_training
-from msprobe_integrations.requirements import missing
+from msprobe_integrations.requirements import make_missing_error
 
 _LAST_FOR_NUMPY_1 = (2, 10)
 """Newest version known to be compiled for numpy 1, whatever its package says."""
@@ -78,7 +78,7 @@ def warn_of_sink_mode(callback: str, parameters: Mapping[str, Any]) -> None:
     """
     for name in ("dataset_sink_mode", "batch_num"):
         if name not in parameters:
-            missing(f"original_args().{name}", f"{callback} says when dataset_sink_mode makes one step of an epoch")
+            make_missing_error(f"original_args().{name}", f"{callback} says when dataset_sink_mode makes one step of an epoch")
             return
     if parameters["dataset_sink_mode"] and parameters["batch_num"] > 1:
         log.warn_once(

@@ -31,12 +31,12 @@ def _patch(module: ModuleType) -> None:
 def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
     from msprobe_integrations.torch.training.trainer_loop import shielded
 
-    with shielded("torchtitan", lambda: _following(args[0])):
+    with shielded("torchtitan", lambda: _follow_training(args[0])):
         return original(*args, **kwargs)
 
 
 @contextmanager
-def _following(trainer: Any) -> Iterator[None]:
+def _follow_training(trainer: Any) -> Iterator[None]:
     from msprobe_integrations.torch.training import owner
     from msprobe_integrations.torchtitan.observer import TitanObserver
 
@@ -44,7 +44,7 @@ def _following(trainer: Any) -> Iterator[None]:
     if observer is None:
         yield
         return
-    observer.follow(trainer)
+    observer.follow_trainer(trainer)
     with observer.driven(trainer.step - 1):
         yield
 

@@ -16,7 +16,7 @@ _NAMES = ("config", "job_config")
 _DEEPEST = 6
 
 
-def resolved(reach: Reach) -> dict[str, Resolved]:
+def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Of the first Trainer in reach, and the sizes of its parallel dimensions."""
     trainers = reach.instances("torchtitan", "Trainer")
     if not trainers:

@@ -34,7 +34,7 @@ class TitanObserver(TrainerObserver):
     _has_loss = False
     """Only a pipeline's last stage has one."""
 
-    def follow(self, trainer: Any) -> None:
+    def follow_trainer(self, trainer: Any) -> None:
         """`trainer` is about to make a step."""
         if trainer is self._trainer and trainer.model_parts == self.models:
             return
@@ -67,7 +67,7 @@ class TitanObserver(TrainerObserver):
         found = dict(self._update)
         if self.loss is not None:
             with suppress(MissingNameError):
-                found["loss"] = self.loss * _sharing(self._trainer.parallel_dims)
+                found["loss"] = self.loss * _count_sharing_ranks(self._trainer.parallel_dims)
         return {name: value for name, value in found.items() if value is not None}
 
     def begin(self, step: int | None = None) -> None:
@@ -76,7 +76,7 @@ class TitanObserver(TrainerObserver):
             groups = [group for optimizer in self._trainer.optimizers.optimizers for group in optimizer.param_groups]
             self._update = {name: number(value) for name, value in update_numbers(groups).items()}
 
-    def clipped(self, norm: Any) -> None:
+    def record_clipping(self, norm: Any) -> None:
         """Gradients have been clipped; `norm` as torchtitan has it, not read here."""
         if (value := number(norm)) is not None:
             self.note({"grad_norm": value})
@@ -91,7 +91,7 @@ class TitanObserver(TrainerObserver):
 
     def _clip(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         norm = original(*args, **kwargs)
-        quietly(self, "the gradient norm", "clipped", norm)
+        quietly(self, "the gradient norm", "record_clipping", norm)
         return norm
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
@@ -106,7 +106,7 @@ _MESHES = {"dp": "batch", "tp": "tp", "pp": "pp", "cp": "cp", "ep": "ep"}
 """Our name of a kind of parallelism, and torchtitan's of its mesh."""
 
 
-def _sharing(dims: Any) -> int:
+def _count_sharing_ranks(dims: Any) -> int:
     """Ranks that share the batch.
 
     Raises:

@@ -10,10 +10,10 @@ def arm() -> None:
     """Transformers is about to be imported and a probe was asked for."""
     from msprobe_integrations.transformers import patches
 
-    patches.follow("environment", _following)
+    patches.patch_trainer("environment", _follow_training)
 
 
-def _following(trainer: Any) -> AbstractContextManager[None]:
-    from msprobe_integrations.transformers.callback import following
+def _follow_training(trainer: Any) -> AbstractContextManager[None]:
+    from msprobe_integrations.transformers.callback import follow_training
 
-    return following(trainer)
+    return follow_training(trainer)

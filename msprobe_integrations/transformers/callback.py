@@ -32,14 +32,14 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
         super().__init__(config)
         self._trainer: Any = None
         if config is not None:
-            patches.follow(self, following)
+            patches.patch_trainer(self, follow_training)
 
     def close(self) -> None:
         super().close()
-        patches.unfollow(self)
+        patches.unpatch_trainer(self)
 
     @contextmanager
-    def training(self, trainer: Any) -> Iterator[None]:
+    def observe_training(self, trainer: Any) -> Iterator[None]:
         """Around ``trainer.train``."""
         observer = self.follow("transformers")
         if observer is None:
@@ -88,15 +88,15 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002
         """The update is over, where the Trainer has no `_maybe_log_save_evaluate` that says it with the gradient norm."""
         if not hasattr(self._trainer, "_maybe_log_save_evaluate"):
-            self._end(None)
+            self._end_step(None)
 
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         """The update is over, or the epoch; the Trainer logs, evaluates and saves if it is time to."""
-        self._end(kwargs.get("grad_norm", args[1] if len(args) > 1 else None))
+        self._end_step(kwargs.get("grad_norm", args[1] if len(args) > 1 else None))
         return original(*args, **kwargs)
 
     @isolated
-    def _end(self, grad_norm: Any) -> None:
+    def _end_step(self, grad_norm: Any) -> None:
         observer = self.observer
         if observer is not None and observer.has_updated(self._trainer.state.global_step):
             found = {"grad_norm": number(grad_norm)}
@@ -113,7 +113,7 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
 
 
 @contextmanager
-def following(trainer: Any) -> Iterator[None]:
+def follow_training(trainer: Any) -> Iterator[None]:
     """Around ``trainer.train``: with the Trainer's own `MsprobeCallback`, or one that is there as long as this training."""
     handler = trainer.callback_handler
     callback = next((each for each in handler.callbacks if isinstance(each, MsprobeCallback)), None)
@@ -122,7 +122,7 @@ def following(trainer: Any) -> Iterator[None]:
         callback = MsprobeCallback()
         handler.add_callback(callback)
     try:
-        with callback.training(trainer):
+        with callback.observe_training(trainer):
             yield
     finally:
         if added and callback in handler.callbacks:

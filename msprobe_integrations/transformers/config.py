@@ -16,7 +16,7 @@ _VARIABLES = {"local_rank": "LOCAL_RANK", "mixed_precision": "ACCELERATE_MIXED_P
 _NOT = frozenset(("_n_gpu", "deepspeed_plugin", "hf_deepspeed_config", "distributed_state", "_name_or_path", "transformers_version"))
 
 
-def resolved(reach: Reach) -> dict[str, Resolved]:
+def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Of the first Trainer in reach, and of the first model that has a configuration of this library (below ``model.``)."""
     found: dict[str, Resolved] = {}
     trainers = reach.instances("transformers", "Trainer")

@@ -16,14 +16,14 @@ _undo: list[Callable[[], None]] = []
 _wanted: list[Any] = []
 
 
-def follow(who: Any, following: Following) -> None:
+def patch_trainer(who: Any, following: Following) -> None:
     """Put `following` around `Trainer.train` from now on, or from the import of its module on, until `who` no longer wants it. Trainers
     that nobody follows only call through."""
     _wanted.append(who)
     after_import("transformers.trainer", partial(_patch, following))
 
 
-def unfollow(who: Any) -> None:
+def unpatch_trainer(who: Any) -> None:
     """When nobody is left who wants it, put `Trainer.train` back."""
     if who in _wanted:
         _wanted.remove(who)

@@ -21,7 +21,7 @@ from msprobe_engine.cli.launch import frameworks
 from msprobe_engine.cli.main import main
 from msprobe_integrations import framework_report, requirements
 from msprobe_integrations.requirements import Requirement
-from msprobe_integrations.source_names import defines, needed
+from msprobe_integrations.source_names import defines, find_needed_names
 
 FRAMEWORK = "class Engine:\n    step = 1\n    class Inner:\n        deep = 2\nCONSTANT = None\n"
 
@@ -167,7 +167,7 @@ def test_what_sources_ask_for_is_a_table(tmp_path: Path) -> None:
     (tmp_path / "inside").mkdir()
     (tmp_path / "inside" / "asks.py").write_text(ASKS)
     (tmp_path / "asks_not.py").write_text("step = 1\n")
-    assert {row.on: row.needed_for for row in needed(tmp_path)} == {
+    assert {row.on: row.needed_for for row in find_needed_names(tmp_path)} == {
         "engine.step | engine.old_step": "a part",
         "engine.inner": "a third one",
         "engine.inner.deep": "another part",
@@ -280,15 +280,15 @@ def test_rows_about_objects(path: list[str], cut: int) -> None:
         setattr(at, name, inner)
         at = inner
     row = Requirement("thing." + ".".join(path), "x")
-    assert requirements.lacking([row], {"thing": whole}) == ([] if cut >= len(path) else [row])
-    assert requirements.lacking([row]) == []
-    assert requirements.lacking([Requirement(f"{row.on} | thing", "x")], {"thing": whole}) == []
+    assert requirements.find_missing([row], {"thing": whole}) == ([] if cut >= len(path) else [row])
+    assert requirements.find_missing([row]) == []
+    assert requirements.find_missing([Requirement(f"{row.on} | thing", "x")], {"thing": whole}) == []
 
 
 @given(text=st.text(max_size=30))
 def test_any_row_is_answered(text: str) -> None:
     """Whatever stands in a row, checking it raises nothing."""
-    assert requirements.lacking([Requirement(text, "x")], {"thing": 1}) in ([], [Requirement(text, "x")])
+    assert requirements.find_missing([Requirement(text, "x")], {"thing": 1}) in ([], [Requirement(text, "x")])
 
 
 class Hostile:

@@ -57,7 +57,7 @@ def test_waits_of_this_thread_are_counted_by_the_place_in_the_probe() -> None:
     modes: list[str] = []
     device: Any = SimpleNamespace(module=SimpleNamespace(set_sync_debug_mode=modes.append))
     text = "called a synchronizing CUDA operation (Triggered internally at CUDAFunctions.cpp:150.)"
-    with waits._counting(device) as places:
+    with waits._record_waits(device) as places:
         warnings.warn("Synchronization debug mode does not yet detect all synchronizing operations", stacklevel=1)
         warnings.warn(text, stacklevel=1)
         other = threading.Thread(target=lambda: warnings.warn(text, stacklevel=1))

@@ -159,7 +159,7 @@ CHECKS: dict[str, Callable[[], Iterator[Line]]] = {
     "D1": temporaries,
     "D2": lambda: overhead.measure(DEVICE, "tiny", torch.float32, {"mix": 2.0}, 1, 0.0),
     "D3": small_tensors,
-    "D3, numbers": lambda: iter([bandwidth.reading(DEVICE, torch.ones(2048), {4096: 1.0, 64 << 20: 1.0}, False)]),
+    "D3, numbers": lambda: iter([bandwidth.measure_reading(DEVICE, torch.ones(2048), {4096: 1.0, 64 << 20: 1.0}, False)]),
     "E2": one_stage,
     "F1": two_files,
     "F2": lambda: precheck.run(DEVICE),

@@ -201,13 +201,13 @@ def test_the_launch_argument_counts_more_than_the_environment(monkeypatch: pytes
     monkeypatch.setenv(request.CONFIG, "environment.yaml")
     monkeypatch.setenv(request.CHANGES, "dump.step=[1]\n\nstrict=true")
     try:
-        asked = request.ask("argument.yaml", request.environment_changes(), by="--msprobe-config")
+        asked = request.request_probe("argument.yaml", request.environment_changes(), by="--msprobe-config")
         assert request.current() is asked
         assert Path(asked.config).name == "argument.yaml"
         assert asked.changes == ("dump.step=[1]", "strict=true")
         assert asked == request.Request(asked.config, asked.changes)
         assert hash(asked) == hash(request.Request(asked.config, asked.changes))
-        assert request.ask("argument.yaml", ("strict=false",)).changes == ("strict=false",)
+        assert request.request_probe("argument.yaml", ("strict=false",)).changes == ("strict=false",)
     finally:
         request.forget()
     current = request.current()
@@ -218,6 +218,6 @@ def test_the_launch_argument_counts_more_than_the_environment(monkeypatch: pytes
 def test_flags(monkeypatch: pytest.MonkeyPatch) -> None:
     """Only arguments that begin like ours say that the framework's parser has to know them."""
     monkeypatch.setattr(sys, "argv", ["train.py", "--lr", "1"])
-    assert not request.flagged()
+    assert not request.has_probe_argument()
     monkeypatch.setattr(sys, "argv", ["train.py", "--msprobe-config", "x"])
-    assert request.flagged()
+    assert request.has_probe_argument()

@@ -16,7 +16,7 @@ import train_gpt
 from megatron.core.distributed.fsdp.mcore_fsdp_adapter import FullyShardedDataParallel
 
 from msprobe_engine.core.statistics.digest import digest_array
-from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.layout import unwrap_model
 
 FLAG = "--megatron-fsdp"
 STRATEGY = "optim_grads_params"
@@ -49,7 +49,7 @@ def is_it(chunks: list[Any]) -> bool:
 
 def parts(chunk: Any) -> list[tuple[str, Any]]:
     """Name of each parameter and what the optimizer of this rank has of it."""
-    inner, shards = unwrapped(chunk), chunk.param_and_grad_buffer.optimizer_named_parameters
+    inner, shards = unwrap_model(chunk), chunk.param_and_grad_buffer.optimizer_named_parameters
     names = {id(p): name for name, p in inner.named_parameters()}
     return [(names.get(id(shard)) or names[id(shard.orig_param)], shard) for _, shard in shards]
 

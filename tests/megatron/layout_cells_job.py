@@ -26,7 +26,7 @@ from megatron_harness import Frames, capturing, probe_settings, run_gpt, run_wit
 
 from msprobe_engine.core.settings.schema import DumpSettings, GradProbeSettings, MonitorSettings, ProbeSettings, ReplicaCheckSettings
 from msprobe_integrations.megatron import patches
-from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.layout import unwrap_model
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
@@ -118,7 +118,7 @@ def spied(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
             output.register_hook(lambda gradient: state["gradients"][-1].append(norm(gradient)))
 
     for chunk in chunks:
-        for _, module in unwrapped(chunk).named_modules():
+        for _, module in unwrap_model(chunk).named_modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.register_forward_hook(seen)
     spy(state, chunks, optimizer)
@@ -204,7 +204,7 @@ def drifting(argv: str, guilty: int, name: str) -> list[tuple[int, str, tuple[in
 
     def drift() -> None:
         if now[0] == 2 and dist.get_rank() == guilty:
-            names = dict(unwrapped(chunks[-1]).named_parameters())
+            names = dict(unwrap_model(chunks[-1]).named_parameters())
             with torch.no_grad():
                 next(names[one] for one in sorted(names) if name in one).view(-1)[0] += 1
 

@@ -18,7 +18,7 @@ from test_reduced_gradients import gathered
 from msprobe_engine.core.records import leaves
 from msprobe_engine.core.settings.schema import ReplicaCheckSettings
 from msprobe_engine.core.statistics.rows import read_row
-from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.layout import unwrap_model
 
 try:
     import fsdp_layout
@@ -40,7 +40,7 @@ def norm(tensor: torch.Tensor) -> float:
 
 def parameter_norms(chunks: list[Any]) -> dict[str, float]:
     """Of all parameters of this rank."""
-    return {f"{i} {n}": norm(p) for i, c in enumerate(chunks) for n, p in unwrapped(c).named_parameters()}
+    return {f"{i} {n}": norm(p) for i, c in enumerate(chunks) for n, p in unwrap_model(c).named_parameters()}
 
 
 def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
@@ -51,7 +51,7 @@ def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
         state["norms"][-1].append(norm(output))
 
     for chunk in chunks:
-        for _, module in unwrapped(chunk).named_modules():
+        for _, module in unwrap_model(chunk).named_modules():
             if isinstance(module, torch.nn.LayerNorm):
                 module.register_forward_hook(seen)
     step = optimizer.step

@@ -22,7 +22,7 @@ from msprobe_engine.core.records import Frame  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
 from msprobe_engine.probe.sinks.base import Sink  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
-from msprobe_integrations.megatron.layout import unwrapped  # noqa: E402
+from msprobe_integrations.megatron.layout import unwrap_model  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
 from msprobe_integrations.torch.monitor.probe import TorchProbe  # noqa: E402
 
@@ -84,7 +84,7 @@ def run_with_fault(argv: str, seed: int, settings: ProbeSettings, *, steps: int,
     if spared:
         fault.candidates = lambda model: [name for name in candidates(model) if spared not in name]
     answer = fault.plant(
-        unwrapped(chunks[0]),
+        unwrap_model(chunks[0]),
         seed,
         rank=dist.get_rank(),
         world_size=dist.get_world_size(),

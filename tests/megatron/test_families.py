@@ -15,7 +15,7 @@ from megatron_harness import probe_settings, run_gpt, train_gpt
 from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_engine.core.statistics import histograms
 from msprobe_engine.core.statistics.rows import Statistics
-from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.layout import unwrap_model
 from msprobe_integrations.megatron.optimizers import leaves
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.parameters.find import find_source
@@ -36,7 +36,7 @@ def states_of(chunks: list[Any], optimizer: Any) -> Truth:
     """Moments, number of updates and gradient of every parameter in float64; only where the optimizer holds whole parameters."""
     found: Truth = {}
     for stage, chunk in enumerate(chunks):
-        for name, parameter in unwrapped(chunk).named_parameters():
+        for name, parameter in unwrap_model(chunk).named_parameters():
             main = getattr(parameter, "main_param", None)
             main = parameter if main is None else main
             for leaf in leaves(optimizer):

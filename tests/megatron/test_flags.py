@@ -125,11 +125,11 @@ def test_arguments_on_top_of_the_environment(monkeypatch: pytest.MonkeyPatch, pr
 def test_mistakes_have_names(probe: Path) -> None:
     """A missing value and a missing file say what to add."""
     with pytest.raises(UsageError, match="expected one argument"):
-        flags.take(["--msprobe-config"])
+        flags.parse_flags(["--msprobe-config"])
     with pytest.raises(UsageError, match="--msprobe-config FILE"):
-        flags.ask(flags.Flags("", ("strict=true",)))
+        flags.request_probe(flags.Flags("", ("strict=true",)))
     with pytest.raises(SettingsError, match=r"none\.yaml"):
-        flags.ask(flags.Flags(str(probe.parent / "none.yaml")))
+        flags.request_probe(flags.Flags(str(probe.parent / "none.yaml")))
 
 
 def test_names_are_put_back() -> None:

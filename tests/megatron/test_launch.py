@@ -17,7 +17,7 @@ from launches import EXAMPLES, ROOT, launch
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.megatron.flags import Flags
-from msprobe_integrations.megatron.launch import prepare, split
+from msprobe_integrations.megatron.launch import prepare, split_command_line
 
 CONFIG = """
 output_dir: {output}
@@ -40,14 +40,14 @@ sinks: {{tensorboard: {{enabled: true}}}}
 )
 def test_command_line(arguments: list[str], expected: Any) -> None:
     """The flag may stand anywhere and is taken off; everything else stays, in order."""
-    assert split(arguments) == expected
+    assert split_command_line(arguments) == expected
 
 
 @pytest.mark.parametrize("arguments", [[], ["--msprobe-config", "p.yaml"], ["s.py"], ["s.py", "--msprobe-config"]])
 def test_command_line_mistakes(arguments: list[str]) -> None:
     """A missing script or settings file is an error that says what to add."""
     with pytest.raises(UsageError, match=r"script|--msprobe-config"):
-        prepare(split(arguments)[3])
+        prepare(split_command_line(arguments)[3])
 
 
 def config(tmp_path: Path) -> Path:

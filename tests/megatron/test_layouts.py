@@ -18,7 +18,7 @@ from megatron_harness import Frames, capturing, probe_settings, run_with_fault, 
 from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_integrations.megatron import patches
-from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.layout import unwrap_model
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
@@ -132,7 +132,7 @@ def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
 
     def flip(step: int) -> None:
         if step == 2 and dist.get_rank() == guilty:
-            names = dict(unwrapped(chunks[-1]).named_parameters())
+            names = dict(unwrap_model(chunks[-1]).named_parameters())
             name = next(name for name in sorted(names) if "input_layernorm.weight" in name)
             with torch.no_grad():
                 names[name].view(-1)[0] += 1

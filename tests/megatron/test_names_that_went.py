@@ -18,7 +18,7 @@ from megatron_harness import run_gpt
 
 from msprobe_engine.core.guard import Faults
 from msprobe_integrations import requirements
-from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, rank_info, unwrapped
+from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, rank_info, unwrap_model
 from msprobe_integrations.megatron.source import MegatronSource
 
 pytestmark = pytest.mark.framework
@@ -94,7 +94,7 @@ def trials(results: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
     vars(for_the_probe).update(vars(core.parallel_state))
     core.parallel_state = for_the_probe
     groups = [group for chunk in chunks for group in bucket_groups(chunk)]
-    parameters = [p for chunk in chunks for p in unwrapped(chunk).parameters()]
+    parameters = [p for chunk in chunks for p in unwrap_model(chunk).parameters()]
     objects = {
         "chunk": chunks,
         "group": groups,

@@ -16,7 +16,7 @@ from megatron_harness import probe_settings, run_gpt
 
 from msprobe_engine.core.statistics.digest import digest_array
 from msprobe_engine.core.statistics.rows import Statistics
-from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, places, unwrapped
+from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, places, unwrap_model
 
 MONITOR = replace(PARAMETER_FAMILIES, micro_batch_gradients=True, digest=True)
 Key = tuple[str, str, str, int, int]
@@ -26,7 +26,7 @@ def gathered(chunks: list[Any]) -> dict[str, tuple[float, ...]]:
     """norm, sum, min, max and digest of each whole reduced gradient, from gathered data in float64."""
     found: dict[str, tuple[float, ...]] = {}
     for stage, chunk in enumerate(chunks):
-        names = {p: n for n, p in unwrapped(chunk).named_parameters()}
+        names = {p: n for n, p in unwrap_model(chunk).named_parameters()}
         whole: dict[int, torch.Tensor] = {}
         for group in bucket_groups(chunk):
             for bucket in buckets_of(group):
@@ -61,7 +61,7 @@ def spy(state: dict[str, Any], chunks: list[Any], optimizer: Any) -> None:
     @functools.wraps(step)
     def looked() -> Any:
         state["reference"].append(gathered(chunks))
-        state["naive"].append({n: float(p.main_grad.double().norm()) for c in chunks for n, p in unwrapped(c).named_parameters()})
+        state["naive"].append({n: float(p.main_grad.double().norm()) for c in chunks for n, p in unwrap_model(c).named_parameters()})
         return step()
 
     optimizer.step = looked

@@ -19,7 +19,7 @@ from layout_checks import check_gradients, check_outputs, check_parameters, chec
 from layout_job import seen_by
 
 from msprobe_integrations.megatron import reliance
-from msprobe_integrations.requirements import lacking
+from msprobe_integrations.requirements import find_missing
 
 pytestmark = pytest.mark.framework
 VERSION = sys.modules["megatron.core"].__version__  # imported after the shim
@@ -49,7 +49,7 @@ def test_own_loop(layout: str) -> None:
 def test_what_is_relied_on_is_there() -> None:
     """Nothing that the probe touches in megatron-core is missing, as far as the table says that this version has it."""
     version = tuple(int(part) for part in re.findall(r"\d+", VERSION)[:2])
-    lost = [row for row in reliance.CORE if row in lacking(reliance.CORE)]
+    lost = [row for row in reliance.CORE if row in find_missing(reliance.CORE)]
     assert [row for row in lost if tuple(int(x) for x in row.versions.split(" ")[0].split(".")) <= version] == []
     logging.getLogger("msprobe").info("megatron-core %s: all there", VERSION)
 

@@ -138,7 +138,7 @@ def test_every_test_has_its_own_directory(tmp_path: Path) -> None:
 
 def test_everything_is_there() -> None:
     """The MindSpore of these tests has all names of the table, and `msprobe frameworks` says so."""
-    assert requirements.lacking(reliance.TABLE) == []
+    assert requirements.find_missing(reliance.TABLE) == []
     found = frameworks.check("mindspore", "msprobe_integrations.mindspore.reliance")
     assert {row["state"] for row in found["rows"]} == {"there", "in training"}
     assert f"all {len(reliance.TABLE)} names are there; " in frameworks.lines([found])[0]

@@ -23,7 +23,7 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
 )
 from msprobe_integrations.megatron import patches
-from msprobe_integrations.megatron.layout import unwrapped
+from msprobe_integrations.megatron.layout import unwrap_model
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
@@ -49,7 +49,7 @@ class Training:
 
     def __init__(self, chunks: Sequence[Any], optimizer: Any) -> None:
         self.chunks = list(chunks)
-        self.model = unwrapped(chunks[0])
+        self.model = unwrap_model(chunks[0])
         self.optimizer = optimizer
         self.rank = dist.get_rank()
         self.step = -1

@@ -254,7 +254,7 @@ class Probe(ProbeBase):
     def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
         self._in_step = False
         self.micro_step = -1
-        report.tell("step" if complete else "cut")
+        report.report_event("step" if complete else "cut")
         stacks: list[list[str]] | None = None
         again = False
         with self.guard("capture"):

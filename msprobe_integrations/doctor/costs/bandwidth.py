@@ -36,7 +36,7 @@ def run(device: Device) -> Iterator[Line]:
             continue
         dtype = getattr(torch, name)
         for digest in (False, True):
-            yield reading(device, source.view(dtype), copied, digest)
+            yield measure_reading(device, source.view(dtype), copied, digest)
     del source
     yield from small(device)
 
@@ -47,7 +47,7 @@ def _copy(device: Device, source: torch.Tensor) -> float:
     return 2 * source.nbytes / _seconds(device, lambda: target.copy_(source), source.nbytes)
 
 
-def reading(device: Device, values: torch.Tensor, copied: dict[int, float], digest: bool) -> Line:
+def measure_reading(device: Device, values: torch.Tensor, copied: dict[int, float], digest: bool) -> Line:
     backend = TorchBackend(digest=digest)
     speeds = {}
     for size in copied:
@@ -110,7 +110,7 @@ def small(device: Device) -> Iterator[Line]:
         for tensor in tensors:
             backend.reduce(tensor)
 
-    def batched(backend: TorchBackend) -> None:
+    def reduce_in_batch(backend: TorchBackend) -> None:
         with backend.batched():
             alone(backend)
 
@@ -119,7 +119,7 @@ def small(device: Device) -> Iterator[Line]:
             for _ in range(SMALL):
                 backend.reduce_update("adam", None, None, states, group)
 
-    for name, work in {"small tensors": alone, "small tensors in a batch": batched, "small updates in a batch": updates}.items():
+    for name, work in {"small tensors": alone, "small tensors in a batch": reduce_in_batch, "small updates in a batch": updates}.items():
         for digest in (False, True):
             backend, rounds = TorchBackend(digest=digest), []
             for _ in range(8):

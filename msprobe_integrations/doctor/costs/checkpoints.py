@@ -52,7 +52,7 @@ def compare(folder: Path, place: Path, size: int, large: bool) -> Line:
     for other, expected in ((names[1], 0), (names[2], 1)):
         pair = names[0], other
         cached = "" if all(drop(path) for path in pair) else " (cached)"
-        reading = _read(pair, workers)
+        reading = _measure_reading(pair, workers)
         for path in pair:
             drop(path)
         begin = time.perf_counter()
@@ -110,10 +110,10 @@ def drop(path: Path) -> bool:
     return True
 
 
-def _read(paths: tuple[Path, Path], workers: int) -> float:
+def _measure_reading(paths: tuple[Path, Path], workers: int) -> float:
     """Seconds in which so many threads read both files."""
 
-    def read(path: Path, first: int, last: int) -> None:
+    def read_range(path: Path, first: int, last: int) -> None:
         buffer = np.empty(_BLOCK, np.uint8)
         with path.open("rb", buffering=0) as file:
             file.seek(first)
@@ -124,7 +124,7 @@ def _read(paths: tuple[Path, Path], workers: int) -> float:
     for path in paths:
         size = path.stat().st_size
         each = -(-size // workers // _BLOCK) * _BLOCK
-        threads += [threading.Thread(target=read, args=(path, at, min(size, at + each))) for at in range(0, size, each)]
+        threads += [threading.Thread(target=read_range, args=(path, at, min(size, at + each))) for at in range(0, size, each)]
     begin = time.perf_counter()
     for thread in threads:
         thread.start()

@@ -15,7 +15,7 @@ from msprobe_engine.core.statistics import host_kernel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing
+from msprobe_integrations.doctor.modes import attach_probe
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.monitor import feature_math
 from msprobe_integrations.torch.statistics import derived
@@ -40,7 +40,7 @@ def run(device: Device) -> Iterator[Line]:
 
 def temporaries(device: Device, way: str) -> Iterator[Line]:
     largest, worst, failed = 0.0, "", []
-    with _forced(way):
+    with _force_way(way):
         backend = TorchBackend()
         for name, work in cases(device):
             if device.full:
@@ -102,7 +102,7 @@ def _count(backend: TorchBackend, tensor: torch.Tensor) -> None:
 
 
 @contextmanager
-def _forced(way: str) -> Iterator[None]:
+def _force_way(way: str) -> Iterator[None]:
     """``operators``: what is used where no kernel works."""
     if way == "kernels":
         yield
@@ -146,7 +146,7 @@ def trainings(device: Device) -> Iterator[Line]:
 
     def most(mode: str) -> tuple[float, float]:
         module.empty_cache()
-        with tempfile.TemporaryDirectory() as directory, probing(job, mode, Path(directory)) as step:
+        with tempfile.TemporaryDirectory() as directory, attach_probe(job, mode, Path(directory)) as step:
             step()
             module.synchronize()
             module.reset_peak_memory_stats()

@@ -18,7 +18,7 @@ from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.costs import peer
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing
+from msprobe_integrations.doctor.modes import attach_probe
 
 BOUND_BY_DEVICE = {
     "idle": 1.002, "gradients": 1.01, "parameters": 1.02, "activations": 1.05, "L0": 1.1, "mix": 1.5, "digest": 1.8, "md5": 0.0,
@@ -56,7 +56,7 @@ def measure(device: Device, size: str, dtype: torch.dtype, goals: dict[str, floa
         until = time.perf_counter() + seconds
         while len(plain) < 3 or (len(plain) < ROUNDS and time.perf_counter() < until):
             plain.append(seconds_of(device, job.step, steps))
-            with tempfile.TemporaryDirectory() as directory, probing(job, mode, Path(directory)) as step:
+            with tempfile.TemporaryDirectory() as directory, attach_probe(job, mode, Path(directory)) as step:
                 step()
                 ratios["ours"].append(seconds_of(device, step, steps) / plain[-1])
             if other is not None and not other.failed:
@@ -64,7 +64,7 @@ def measure(device: Device, size: str, dtype: torch.dtype, goals: dict[str, floa
         text = [f"{_quantiles(ratios['ours'])} of {statistics.median(plain) * 1e3:.2f} ms"]
         if other is not None:
             text.append(f"mindstudio-probe {other.failed or _quantiles(ratios['other'])}")
-            other.end()
+            other.stop()
         good = not goal or statistics.median(ratios["ours"]) <= goal
         yield Line(f"step time, {size}, {mode}", "ok" if good else "slow", "; ".join(text), f"{goal:g}" if goal else "")
 
@@ -120,7 +120,7 @@ class Peer:
         self.failed = f"failed: {said[-1][:200]}" if said else "failed"
         return float("nan")
 
-    def end(self) -> None:
+    def stop(self) -> None:
         self._process.kill()
         self._process.wait()
         self._folder.cleanup()

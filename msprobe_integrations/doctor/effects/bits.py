@@ -13,7 +13,7 @@ import torch
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import DUMP, MONITOR, probing
+from msprobe_integrations.doctor.modes import DUMP, MONITOR, attach_probe
 
 _STEPS = 8
 _DUMPED = [1, 2, 5]
@@ -56,7 +56,7 @@ def _train(device: Device, mode: str) -> dict[str, torch.Tensor]:
     job = Job("small", str(device.device), torch.bfloat16) if device.full else Job("tiny")
     more: dict[str, Any] = {"step": _DUMPED} if mode in DUMP and mode != "idle" else {}
     with tempfile.TemporaryDirectory() as directory:
-        with probing(job, mode, Path(directory), **more) as step:
+        with attach_probe(job, mode, Path(directory), **more) as step:
             losses = torch.stack([step() + torch.rand((), device=device.device) for _ in range(_STEPS)])
         states = [value for state in job.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
         found = {"losses": losses, "random state of the CPU": torch.get_rng_state()}

@@ -18,7 +18,7 @@ from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.common.parameters.update_pairs import Pair
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import MONITOR, probing
+from msprobe_integrations.doctor.modes import MONITOR, attach_probe
 from msprobe_integrations.torch import testing
 from msprobe_integrations.torch.backend import TorchBackend
 
@@ -55,30 +55,30 @@ def run(device: Device) -> Iterator[Line]:
 def waits_of(device: Device, mode: str) -> list[str]:
     """Where the training thread has waited, after the steps in which kernels are checked and memory is made."""
     job = Job("tiny", str(device.device))
-    with tempfile.TemporaryDirectory() as directory, probing(job, mode, Path(directory)) as step:
+    with tempfile.TemporaryDirectory() as directory, attach_probe(job, mode, Path(directory)) as step:
         for _ in range(_WARM):
             step()
         device.synchronize()
-        with _counting(device) as places:
+        with _record_waits(device) as places:
             for _ in range(_STEPS - _WARM):
                 step()
     return places
 
 
 @contextmanager
-def _counting(device: Device) -> Iterator[list[str]]:
+def _record_waits(device: Device) -> Iterator[list[str]]:
     """Yields the places at which this thread waits: torch warns of each operation that does."""
     places: list[str] = []
     thread = threading.get_ident()
 
-    def note(message: Any, *_: Any, **__: Any) -> None:
+    def record_wait(message: Any, *_: Any, **__: Any) -> None:
         if "called a synchronizing" in str(message) and threading.get_ident() == thread:
             ours = [frame for frame in traceback.extract_stack() if _is_ours(Path(frame.filename))]
             places.append(f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "the training")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
-        warnings.showwarning = note
+        warnings.showwarning = record_wait
         device.module.set_sync_debug_mode("warn")
         try:
             yield places

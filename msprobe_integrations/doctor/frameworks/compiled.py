@@ -13,7 +13,7 @@ import torch
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import DUMP, probing
+from msprobe_integrations.doctor.modes import DUMP, attach_probe
 
 STEPS = 4
 """Windows are open in the second and third of them."""
@@ -82,7 +82,7 @@ def _train(device: Device, part: str, options: dict[str, Any], mode: str) -> tup
     job = _Compiled(str(device.device), part, options)
     losses, counts = [], []
     more: dict[str, Any] = {"step": [1, 2]} if mode in DUMP else {"start_step": 1, "collect_times": 2}
-    with tempfile.TemporaryDirectory() as directory, probing(job, mode, Path(directory), **({} if mode == "off" else more)) as step:
+    with tempfile.TemporaryDirectory() as directory, attach_probe(job, mode, Path(directory), **({} if mode == "off" else more)) as step:
         for _ in range(STEPS):
             losses.append(step().clone())
             counts.append((counters["frames"]["total"], counters["stats"]["unique_graphs"], sum(counters["graph_break"].values())))

@@ -14,7 +14,7 @@ from torch import nn
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing, records
+from msprobe_integrations.doctor.modes import attach_probe, records
 
 _REPLAYS = 100
 _BLOCK = "Module.blocks.0.Block.forward.0"
@@ -26,7 +26,7 @@ def run(device: Device) -> Iterator[Line]:
     """On the CPU only what torch itself refuses before it captures."""
     if device.full:
         yield from _captures(device)
-        yield from _graphed(device)
+        yield from _check_graphed_blocks(device)
         return
     yield refused_hooks()
     yield Line("graphs", "skipped", why="needs a GPU or NPU")
@@ -50,7 +50,7 @@ def refused_hooks() -> Line:
     """`make_graphed_callables` refuses modules that bear hooks, before it touches a device."""
     wrong: list[str] = []
 
-    def make(module: nn.Module) -> None:
+    def make_graphed(module: nn.Module) -> None:
         try:
             torch.cuda.make_graphed_callables(module, (torch.ones(2, 16, 64, requires_grad=True),))
         except Exception as error:  # without a device it cannot go on
@@ -58,7 +58,7 @@ def refused_hooks() -> Line:
                 wrong.append(str(error))
 
     for mode in ("activations", "L0", "mix"):
-        with tempfile.TemporaryDirectory() as directory, probing(_Graphing("cpu", make, at=1), mode, Path(directory)) as step:
+        with tempfile.TemporaryDirectory() as directory, attach_probe(_Graphing("cpu", make_graphed, at=1), mode, Path(directory)) as step:
             step()
             step()
     return Line("no hooks where graphs are made", "WRONG" if wrong else "ok", why="; ".join(dict.fromkeys(wrong)))
@@ -97,7 +97,7 @@ def _captures(device: Device) -> Iterator[Line]:
         try:
             for probe in ("tensor", "md5", "mix", "monitor"):
                 job = _Graphing(place, lambda _, mode=mode: capture(mode), at=2)  # type: ignore[misc]
-                with tempfile.TemporaryDirectory() as directory, probing(job, probe, Path(directory)) as step:
+                with tempfile.TemporaryDirectory() as directory, attach_probe(job, probe, Path(directory)) as step:
                     for _ in range(4):
                         step()
                         bad += capture(mode)
@@ -117,7 +117,7 @@ def _makers(device: Device) -> Iterator[tuple[str, Make]]:
     yield "Transformer Engine", lambda block, sample: te.make_graphed_callables(block, sample)
 
 
-def _graphed(device: Device) -> Iterator[Line]:
+def _check_graphed_blocks(device: Device) -> Iterator[Line]:
     """Steps of a model with a graphed block: bits, records of the block, none from its inside."""
     place = str(device.device)
     for name, make in _makers(device):
@@ -149,7 +149,7 @@ def _graphed(device: Device) -> Iterator[Line]:
 
 def _losses(job: Job, mode: str) -> tuple[torch.Tensor, dict[int, dict[str, Any]]]:
     with tempfile.TemporaryDirectory() as directory:
-        with probing(job, mode, Path(directory)) as step:
+        with attach_probe(job, mode, Path(directory)) as step:
             losses = torch.stack([step() for _ in range(_REPLAYS)]).cpu()
         return losses, records(Path(directory))
 

@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing
+from msprobe_integrations.doctor.modes import attach_probe
 
 START = "spawn"
 """How ranks are started."""
@@ -154,7 +154,7 @@ def _train(device: str, kind: str, rank: int, mode: str) -> tuple[torch.Tensor, 
     job = _Sharded(device, kind, rank)
     more: dict[str, Any] = {"histograms": []} if mode == "monitor" else {}
     with tempfile.TemporaryDirectory() as directory:
-        with probing(job, mode, Path(directory), **more) as step:
+        with attach_probe(job, mode, Path(directory), **more) as step:
             losses = torch.stack([step() for _ in range(_STEPS)])
         local = [p.to_local() if hasattr(p, "to_local") else p for p in job.model.parameters()]
         bits = torch.cat([losses.flatten(), *(part.detach().flatten() for part in local)]).cpu()

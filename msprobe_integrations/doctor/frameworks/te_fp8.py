@@ -15,7 +15,7 @@ from msprobe_engine.core.statistics.rows import read_row
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing, records
+from msprobe_integrations.doctor.modes import attach_probe, records
 from msprobe_integrations.torch.backend import TorchBackend
 
 _STEPS = 3
@@ -94,7 +94,7 @@ def _recipe(make: Callable[[], Job], recipe: str, weights: bool) -> Line:
 
 def _train(job: Job, mode: str) -> tuple[torch.Tensor, dict[str, Any]]:
     with tempfile.TemporaryDirectory() as directory:
-        with probing(job, mode, Path(directory)) as step:
+        with attach_probe(job, mode, Path(directory)) as step:
             losses = torch.stack([step() for _ in range(_STEPS)]).cpu()
         return losses, records(Path(directory)).get(_STEPS - 1, {})
 

@@ -19,7 +19,7 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.workflow.doctor import Line
 from msprobe_integrations.doctor.device import Device
 from msprobe_integrations.doctor.model import Job
-from msprobe_integrations.doctor.modes import probing
+from msprobe_integrations.doctor.modes import attach_probe
 
 STAGES = (1, 2, 3)
 KINDS = ("fp32", "bf16")  # the CPU has the first
@@ -108,7 +108,7 @@ def _stage(device: Device, stage: int, kind: str) -> Line:
 
 def _train(job: Job, mode: str) -> tuple[torch.Tensor, list[Frame]]:
     with tempfile.TemporaryDirectory() as directory:
-        with probing(job, mode, Path(directory)) as step:
+        with attach_probe(job, mode, Path(directory)) as step:
             losses = torch.stack([step() for _ in range(_STEPS)]).float().cpu()
         return losses, step.frames
 

@@ -293,16 +293,16 @@ def _large_tensors(device: Device, dtype: torch.dtype, want: int, *, whole_only:
     whole[:-_TAIL].view(times, _WIDTH).copy_(part.to(device.device))
     whole[-_TAIL:].copy_(tail)
     end = reference(tail.view(dtype), want, times * _WIDTH)
-    expected = repeated(part.view(dtype), times, want)
+    expected = repeat_row(part.view(dtype), times, want)
     yield "whole", whole.view(dtype), _rows.merge(expected[None], end[None])[0]
     if whole_only:
         return
     yield "expanded", part.to(device.device).view(dtype).expand(times, -1), expected
-    columns = repeated(part[:-1].view(dtype), times, want)
+    columns = repeat_row(part[:-1].view(dtype), times, want)
     yield "columns", whole[:-_TAIL].view(dtype).view(times, _WIDTH)[:, :-1], columns
 
 
-def repeated(part: torch.Tensor, times: int, want: int) -> Any:
+def repeat_row(part: torch.Tensor, times: int, want: int) -> Any:
     """The row of a tensor that comes `times` times in a row: sums are multiples, the digest depends on where each part begins."""
     row = reference(part, want)
     ints = row.view(np.int64)

@@ -121,21 +121,21 @@ def _float4(device: Device) -> Made:
 
 
 def _sparse(layout: str) -> Callable[[Device], Made]:
-    def make(device: Device) -> Made:
+    def make_tensors(device: Device) -> Made:
         dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, -1.0]])
         there = dense.to(device.device)
         return (there.to_sparse() if layout == "coo" else there.to_sparse_csr()), dense
 
-    return make
+    return make_tensors
 
 
-def _nested(layout: torch.layout) -> Callable[[Device], Made]:
-    def make(device: Device) -> Made:
+def _make_nested(layout: torch.layout) -> Callable[[Device], Made]:
+    def make_tensors(device: Device) -> Made:
         parts = [torch.ones(2), torch.full((3,), 5.0)]
         there = [part.to(device.device) for part in parts]
         return torch.nested.nested_tensor(there, layout=layout), torch.cat(parts)
 
-    return make
+    return make_tensors
 
 
 def _dtensor(device: Device) -> Made:
@@ -166,8 +166,8 @@ CASES: dict[str, Callable[[Device], Made]] = {
     "float4_e2m1fn_x2": _float4,
     "sparse COO": _sparse("coo"),
     "sparse CSR": _sparse("csr"),
-    "nested, jagged": _nested(torch.jagged),
-    "nested, strided": _nested(torch.strided),
+    "nested, jagged": _make_nested(torch.jagged),
+    "nested, strided": _make_nested(torch.strided),
     "DTensor": _dtensor,
     "FRACTAL_NZ": _private_format,
 }

@@ -16,7 +16,7 @@ from mindspore.train import Callback
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 from msprobe_integrations.mindspore.tensors.memory import numel_of
-from msprobe_integrations.requirements import missing
+from msprobe_integrations.requirements import make_missing_error
 
 
 class ProbeCallback(Callback):  # type: ignore[misc]  # mindspore has no types
@@ -40,7 +40,7 @@ class ProbeCallback(Callback):  # type: ignore[misc]  # mindspore has no types
         environment.warn_of_sink_mode("ProbeCallback", given)
         network = given.get("network") or given.get("train_network")
         if network is None:
-            missing("original_args().network or .train_network", "the monitor under Model.train")
+            make_missing_error("original_args().network or .train_network", "the monitor under Model.train")
         else:
             self.probe.attach(network, given.get("optimizer"))
 

@@ -13,7 +13,7 @@ import mindspore
 
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.tensors.memory import array_at
-from msprobe_integrations.requirements import MissingNameError, missing, need
+from msprobe_integrations.requirements import MissingNameError, make_missing_error, need
 
 Parameter: Any = mindspore.Parameter
 STATES: Mapping[str, Mapping[str, str]] = {
@@ -142,7 +142,7 @@ class OptimizerView:
             return groups[0].get("lr")
         rate = getattr(self.optimizer, "learning_rate", None)
         if rate is None and isinstance(self.optimizer, mindspore.nn.Optimizer):
-            missing(f"{type(self.optimizer).__name__}.learning_rate", "scalar learning_rate")
+            make_missing_error(f"{type(self.optimizer).__name__}.learning_rate", "scalar learning_rate")
         if isinstance(rate, (tuple, list, mindspore.nn.CellList)):  # one per group of parameters
             rate = rate[0] if len(rate) else None
         if isinstance(rate, mindspore.nn.Cell):  # a schedule: its value is made by a call of it

@@ -119,7 +119,7 @@ def collect(reach: Reach) -> dict[str, Resolved]:
         if root not in sys.modules:
             continue
         try:
-            parts.append(importlib.import_module(module).resolved(reach))
+            parts.append(importlib.import_module(module).read_resolved(reach))
         except Exception as error:
             raise_of_training(error)
             warn_once(

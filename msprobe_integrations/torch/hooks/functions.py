@@ -23,7 +23,7 @@ class Rebinding(Patches):
             _script._get_builtin_table().pop(key, None)
         self._scripted.clear()
 
-    def replaced(self, original: Any, wrapper: Any) -> None:
+    def handle_replacement(self, original: Any, wrapper: Any) -> None:
         """``torch.jit.script`` knows functions by identity; a wrapper that takes any argument could not be compiled."""
         operator = _script._find_builtin(original)
         if operator is not None:

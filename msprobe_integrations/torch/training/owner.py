@@ -64,7 +64,7 @@ def claim(name: str, make: Callable[[ProbeSettings, Path], Observer]) -> Observe
     settings = None if asked is None else _load(asked)
     if asked is None or settings is None:
         return None
-    report.tell("pass", name)
+    report.report_event("pass", name)
     _hand_over(name)
     made = make(settings, Path(asked.config))
     _owner = (name, made)
@@ -76,7 +76,7 @@ def own(name: str, observer: Follower | None) -> None:
     global _owner
     asked = request.current()
     if name == "user":
-        report.tell("user")
+        report.report_event("user")
     if name == "user" and asked is not None and request.left_aside(asked):
         _log.warning("the script makes a probe of its own: that of %s is not used (%s)", asked.by, " ".join((asked.config, *asked.changes)))
     _hand_over(name)
@@ -118,5 +118,5 @@ def _load(asked: request.Request) -> ProbeSettings | None:
         except ProbeError as error:
             _failed = asked
             _log.error("the probe is off, training goes on: %s (asked for by %s)", error, asked.by)
-            report.tell("refused")
+            report.report_event("refused")
     return _settings

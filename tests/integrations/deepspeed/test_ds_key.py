@@ -154,7 +154,7 @@ def test_changes_of_the_environment_hold_before_those_of_the_key(tmp_path: Path,
     write(tmp_path)
     monkeypatch.setenv("MSPROBE_SET", "monitor.parameters=true\noutput_dir=a")
     value = {"msprobe": {"config": "probe.yaml", "output_dir": "b"}}
-    assert key.take(harness.deepspeed.initialize, (), {"config": value})
+    assert key.request_from_config(harness.deepspeed.initialize, (), {"config": value})
     asked = request.current()
     request.forget()
     assert asked is not None

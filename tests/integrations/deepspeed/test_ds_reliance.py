@@ -155,7 +155,7 @@ def test_a_table_that_is_needed_is_missing(kind: str) -> None:
     for row in reliance.KIND_TABLES[kind]:
         name = row.on.rpartition(".")[2]
         requirements.MISSING.clear()
-        lost = requirements.lacking(reliance.KIND_TABLES[kind], {kind: Bare(kind, name)})
+        lost = requirements.find_missing(reliance.KIND_TABLES[kind], {kind: Bare(kind, name)})
         assert lost == [row]
         assert reliance.usable(kind, Bare(kind, name)) is (row.on not in reliance.NEEDED), name
 

@@ -43,7 +43,7 @@ def train_once(kind: str, file: str) -> None:
         return
     if file:
         request.forget()
-        request.ask(file)
+        request.request_probe(file)
     pretrain_loop.main(OWN)
 
 
@@ -55,10 +55,10 @@ def train_with_fault(file: str, fault: Any, *more: str) -> list[Any]:
     from torch.optim.optimizer import register_optimizer_step_post_hook
 
     from msprobe_integrations.autoload import request
-    from msprobe_integrations.megatron.layout import unwrapped
+    from msprobe_integrations.megatron.layout import unwrap_model
 
     if file:
-        request.ask(file)
+        request.request_probe(file)
         come()
     told = Training(TrainingCase("megatron", parallelism={"tp": 2}, fault=fault), Path())
     if fault is not None and fault.name.startswith("drift"):
@@ -69,7 +69,7 @@ def train_with_fault(file: str, fault: Any, *more: str) -> list[Any]:
     @functools.wraps(original)
     def called(*args: Any, **kwargs: Any) -> Any:
         given.extend((args, kwargs))
-        told.model(unwrapped(args[1][0]))
+        told.model(unwrap_model(args[1][0]))
         return original(*args, **kwargs)
 
     training.train = called
@@ -137,7 +137,7 @@ def detach(file: str) -> dict[str, Any]:
     go_on()  # what a second call sets up by itself
     before = snapshot(*args[1], args[2])
     own = training.train_step
-    request.ask(file)
+    request.request_probe(file)
     come()
     observer: Any = patches.current()
     observer.setup(args[1], args[2])  # they were built before it came

@@ -32,7 +32,7 @@ def config(tmp_path: Path) -> Path:
 def world(tmp_path: Path) -> Iterator[None]:
     with imported_anew(STAND_IN, write_megatron(tmp_path / "m")):
         feature.feature_class.cache_clear()
-        feature._say.cache_clear()
+        feature._warn_once.cache_clear()
         yield
     feature.feature_class.cache_clear()
 
@@ -144,7 +144,7 @@ def test_one_dump(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytes
 
 def test_a_fault_of_ours_leaves_the_list(config: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """When our feature cannot be made, MindSpeed has its own features and trains."""
-    monkeypatch.setattr(feature, "added", lambda _: 1 / 0)
+    monkeypatch.setattr(feature, "add_feature", lambda _: 1 / 0)
     launch(monkeypatch, "--msprobe-config", str(config))
     manager = importlib.import_module("mindspeed.features_manager.features_manager").MindSpeedFeaturesManager
     assert len(manager.FEATURES_LIST) == 3
@@ -186,7 +186,7 @@ def test_beside_the_debugger_of_datadump(config: Path) -> None:
         return owner.claim("megatron", lambda settings, file: LoopObserver(settings, file=file))
 
     owner.release()
-    request.ask(str(config))
+    request.request_probe(str(config))
     owner.of_user()
     assert claimed() is None
     autoload._datadump(ModuleType("npu_datadump"))

@@ -34,8 +34,8 @@ def train(
     owner.release()
     request.forget()
     if config:
-        request.ask(config)
-    follow = fsdp2.follow_engine if engine else fsdp2.follow
+        request.request_probe(config)
+    follow = fsdp2.patch_engine if engine else fsdp2.patch_trainer
     follow(module)
     follow(module)  # a second time changes nothing
     rank = torch.distributed.get_rank() if torch.distributed.is_initialized() else 0

@@ -220,4 +220,6 @@ def test_loop_of_mindspeed_mm(tmp_path: Path) -> None:
         assert not hasattr(module.train_step, MARK)
     assert [call.args for call in seen.iteration.call_args_list] == [(40,)]
     assert scalars == {"loss": 1.5, "skipped": 0.0, "grad_norm": 2.5}
-    assert [call.args for call in seen.logged.call_args_list] == [({"params_norm": 7.0, "num_zeros": None, "max_attention_logit": None},)]
+    assert [call.args for call in seen.add_logged_scalars.call_args_list] == [
+        ({"params_norm": 7.0, "num_zeros": None, "max_attention_logit": None},)
+    ]

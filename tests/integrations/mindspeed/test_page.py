@@ -22,7 +22,7 @@ def test_scripts(script: Path) -> None:
     """A launch script is correct bash, asks for the probe by a flag that the parsers know, and hands further arguments on."""
     subprocess.run(["bash", "-n", str(script)], check=True, timeout=240)
     text = script.read_text(encoding="utf-8")
-    assert flags.take(re.findall(r"--msprobe-\S+ \S+", text)[-1].split())[0].config
+    assert flags.parse_flags(re.findall(r"--msprobe-\S+ \S+", text)[-1].split())[0].config
     assert '"$@"' in text
 
 

@@ -20,7 +20,7 @@ from msprobe_integrations.deepspeed import autoload as deepspeed_autoload
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
 from msprobe_integrations.transformers import patches
-from msprobe_integrations.transformers.callback import MsprobeCallback, following
+from msprobe_integrations.transformers.callback import MsprobeCallback, follow_training
 
 pytestmark = pytest.mark.framework
 ALONE = TrainingCase("transformers_trainer", "gpt_tiny", features=("accumulation", "clipping"))
@@ -320,7 +320,7 @@ def test_nobody_asked(tmp_path: Path) -> None:
     """Without a request a patched Trainer trains as ever, without a callback."""
 
     def job(folder: Path) -> Any:
-        patches.follow("test", following)
+        patches.patch_trainer("test", follow_training)
         trainer = hf.make_trainer(folder)
         trainer.train()
         assert not any(isinstance(each, MsprobeCallback) for each in trainer.callback_handler.callbacks)

@@ -96,7 +96,7 @@ def ask(file: Path | None, *frameworks: str) -> None:
     """As if the environment had asked for the probe when these frameworks were imported; None: nobody asks."""
     if file is None:
         return
-    request.ask(str(file))
+    request.request_probe(str(file))
     for name in frameworks:
         importlib.import_module(f"msprobe_integrations.{name}.autoload").arm()
 

@@ -88,7 +88,7 @@ class TrainingDetector:
     def _watch_creation(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(optimizer, *args, **kwargs)
         with self._safely():
-            report.tell("optimizer", type(optimizer).__name__)
+            report.report_event("optimizer", type(optimizer).__name__)
             if not self._update_hooks:
                 self._update_hooks = [
                     optim.register_optimizer_step_pre_hook(self._update_begins),
@@ -140,7 +140,7 @@ class TrainingDetector:
                     self.follow_modules([module])
                 else:
                     self._evaluated = type(module).__name__
-                    report.tell("evaluation", self._evaluated)
+                    report.report_event("evaluation", self._evaluated)
         if id(module) in self._entries:
             return following(module, *args, **kwargs)
         with self.within(module):

@@ -34,7 +34,7 @@ def train(training: Training) -> Any:
     case, kind = training.case, SHARED[training.case.model]
     assert case.clip
     engine, module = "engine" in case.features, import_anew()
-    (fsdp2.follow_engine if engine else fsdp2.follow)(module)
+    (fsdp2.patch_engine if engine else fsdp2.patch_trainer)(module)
     model = wrap_model(training.model(kind.make()), case)
     optimizer = training.optimizer(torch.optim.AdamW(model.parameters(), **OPTIMIZER, foreach=False))
     micros = range(case.micro_batches)
