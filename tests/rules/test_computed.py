@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from msprobe_engine.probe.rules.layout import Layout
-from msprobe_engine.probe.rules.uninitialised import computed
+from msprobe_engine.probe.rules.uninitialised import mask_computed
 
 
 def layout(*names: str) -> Layout:
@@ -35,4 +35,4 @@ def layout(*names: str) -> Layout:
 )
 def test_what_counts(name: str, counts: bool) -> None:
     """Of API calls only the outputs of calls that compute count; modules, backward calls, collectives and samples count in full."""
-    assert computed(layout(name)).tolist() == [counts]
+    assert mask_computed(layout(name)).tolist() == [counts]

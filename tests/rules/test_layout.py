@@ -34,7 +34,7 @@ def test_new_object_when_rows_move() -> None:
     )
     moved = cache.of(swapped)
     assert moved.rows.tolist() == [1, 0]
-    assert moved.take(swapped)[0].tobytes() == swapped.rows[1].tobytes()
+    assert moved.order_rows(swapped)[0].tobytes() == swapped.rows[1].tobytes()
 
 
 def test_shared_and_missing_rows() -> None:
@@ -55,4 +55,4 @@ def test_row_count_changes_under_an_equal_layout() -> None:
     import numpy as np
 
     longer = dataclasses.replace(frame, rows=np.concatenate([frame.rows, frame.rows]))
-    assert len(cache.of(longer).take(longer)) == 1
+    assert len(cache.of(longer).order_rows(longer)) == 1

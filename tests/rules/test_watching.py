@@ -87,7 +87,7 @@ def test_a_level_never_moves_by_more_than_its_share_of_an_octave(values: list[fl
     last = math.nan
     for i, value in enumerate(values):
         distance = level.measure(np.array([value]), ONE, YES)
-        level.take(distance, ONE, YES)
+        level.add(distance, ONE, YES)
         now = level.value(0)
         assert i == 0 or abs(math.log(now / last)) <= max(1.0 / (i + 1), 0.2) * math.log(2.0) + 1e-9
         last = now
@@ -102,8 +102,8 @@ def test_the_running_median_is_one(values: list[float]) -> None:
         if i % median.EVERY == 0 and i:
             past = sorted(values[max(0, i - 8) : i])
             assert math.isclose(median.value(0), past[len(past) // 2], rel_tol=1e-9)
-        median.take(distance, ONE, YES)
-        median.take(distance, ONE, ~YES)
+        median.add(distance, ONE, YES)
+        median.add(distance, ONE, ~YES)
 
 
 def test_unknown_until_warm() -> None:
@@ -113,6 +113,6 @@ def test_unknown_until_warm() -> None:
         for _ in range(5):
             distance = level.measure(np.array([2.0]), ONE, YES)
             said.append(bool(np.isnan(distance.away[0])))
-            level.take(distance, ONE, YES)
+            level.add(distance, ONE, YES)
         assert said[:3] == [True, True, True]
         assert not said[-1]

@@ -60,7 +60,7 @@ class Dialect(Protocol):
         """
         ...
 
-    def refused(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
+    def explain_refusal(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
         """Why a call is not worth a script though its function is known (it draws random numbers); None when it is."""
         ...
 
@@ -148,7 +148,7 @@ def script(call: Recorded, dialect: Dialect, options: Options, stem: str, saved:
     if not all(part.isascii() and part.isidentifier() for part in (*call.name.prefix.split("."), call.name.api)):
         raise CannotWrite("its name is none that a function can have; the record is damaged")
     function = dialect.function(call.name)
-    reason = dialect.refused(call.name, call.forward)
+    reason = dialect.explain_refusal(call.name, call.forward)
     if reason is not None:
         raise CannotWrite(reason)
     arguments = Arguments(dialect.dtype, dialect.raises, dialect.special, dialect.tuples)

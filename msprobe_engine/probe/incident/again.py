@@ -60,7 +60,7 @@ class Judge:
         pairs = [(i, place[key]) for i, key in enumerate(a.keys) if key in place]
         different: list[str] = []
         if pairs:
-            left, right = a.take(first)[[i for i, _ in pairs]], b.take(second)[[j for _, j in pairs]]
+            left, right = a.order_rows(first)[[i for i, _ in pairs]], b.order_rows(second)[[j for _, j in pairs]]
             different = [a.names[pairs[n][0]] for n in np.flatnonzero(~equal(left, right)).tolist()]
         shared = [name for name in first.scalars if name in second.scalars]
         different += [n for n in shared if not np.array_equal(first.scalars[n], second.scalars[n], equal_nan=True)]

@@ -13,7 +13,7 @@ from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.layout import Layout
 
 
-def excluded(name: str, patterns: Sequence[str]) -> bool:
+def is_excluded(name: str, patterns: Sequence[str]) -> bool:
     """True when the name contains one of the patterns."""
     return any(pattern in name for pattern in patterns)
 

@@ -50,11 +50,11 @@ def parse_args(cls: type[T], rule: str, given: Mapping[str, Any]) -> T:
             near = difflib.get_close_matches(str(key), fields, 1)
             hint = f"; did you mean '{near[0]}'?" if near else "."
             raise SettingsError(f"rules: rule '{rule}' has no argument '{key}'{hint} Allowed: {', '.join(fields)}")
-        values[key] = _checked(f"rules: {rule}.{key}", fields[key], value)
+        values[key] = _check_value(f"rules: {rule}.{key}", fields[key], value)
     return cls(**values)
 
 
-def _checked(where: str, spec: dataclasses.Field[Any], value: Any) -> Any:
+def _check_value(where: str, spec: dataclasses.Field[Any], value: Any) -> Any:
     default = spec.default
     if isinstance(default, bool):
         if not isinstance(value, bool):

@@ -148,7 +148,7 @@ class _Reader:
         self._knots = 0
 
     def bands(self, tree: Any) -> Bands:
-        version = self._mapping(tree, "the file").get("msprobe_bands")
+        version = self._require_mapping(tree, "the file").get("msprobe_bands")
         if version != VERSION or isinstance(version, bool):
             self._wrong("msprobe_bands", version, f"{VERSION}; made by another version? learn again")
         knots = tree.get("knots")
@@ -161,19 +161,19 @@ class _Reader:
             self._wrong("patience", patience, "a whole number, 1 or more")
         bands = Bands(tuple(knots), patience)
         about = tree.get("about", {})
-        bands.about = dict(self._mapping(about, "about"))
-        for name, band in self._mapping(tree.get("scalars", {}), "scalars").items():
+        bands.about = dict(self._require_mapping(about, "about"))
+        for name, band in self._require_mapping(tree.get("scalars", {}), "scalars").items():
             bands.scalars[name] = self._band(band, f"scalars.{name}")
-        for family, ops in self._mapping(tree.get("samples", {}), "samples").items():
+        for family, ops in self._require_mapping(tree.get("samples", {}), "samples").items():
             if family not in FAMILIES:
                 self._wrong(f"samples.{family}", family, f"one of {', '.join(FAMILIES)}")
-            for op, keys in self._mapping(ops, f"samples.{family}").items():
+            for op, keys in self._require_mapping(ops, f"samples.{family}").items():
                 if op not in OPS:
                     self._wrong(f"samples.{family}.{op}", op, f"one of {', '.join(OPS)}")
                 where = f"samples.{family}.{op}"
-                read = {key: self._band(band, f"{where}.{key}") for key, band in self._mapping(keys, where).items()}
+                read = {key: self._band(band, f"{where}.{key}") for key, band in self._require_mapping(keys, where).items()}
                 bands.samples.setdefault(family, {})[op] = read
-        relations = self._mapping(tree.get("relations", {}), "relations")
+        relations = self._require_mapping(tree.get("relations", {}), "relations")
         changing = relations.get("parameters_change", [])
         if not isinstance(changing, list) or not all(isinstance(name, str) for name in changing):
             self._wrong("relations.parameters_change", changing, "a list of names")
@@ -183,7 +183,7 @@ class _Reader:
         return bands
 
     def _band(self, node: Any, where: str) -> Band:
-        tree = self._mapping(node, where)
+        tree = self._require_mapping(node, where)
         low, high = (self._numbers(tree.get(side), f"{where}.{side}") for side in ("low", "high"))
         if any(a > b for a, b in zip(low, high)):
             self._wrong(where, "low above high", "low below high at every knot")
@@ -201,7 +201,7 @@ class _Reader:
             self._wrong(f"{where}.{key}", value, "true or false")
         return bool(value)
 
-    def _mapping(self, node: Any, where: str) -> Mapping[str, Any]:
+    def _require_mapping(self, node: Any, where: str) -> Mapping[str, Any]:
         if not isinstance(node, dict):
             self._wrong(where, node, "an object")
         return node

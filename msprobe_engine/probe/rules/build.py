@@ -30,7 +30,7 @@ def build_rules(settings: ProbeSettings) -> list[Rule]:
     mistakes: list[str] = []
     for rule in wanted:
         try:
-            rules += _recommended(rule, named, layouts) if rule.rule == RECOMMENDED else [_build(rule, layouts)]
+            rules += _build_recommended(rule, named, layouts) if rule.rule == RECOMMENDED else [_build(rule, layouts)]
         except SettingsError as error:
             mistakes.append(str(error))
     names = [rule.name for rule in rules if isinstance(rule, ConditionRule)]
@@ -51,7 +51,7 @@ def _build(rule: RuleSettings, layouts: LayoutCache) -> Rule:
     return made(parse_args(made.args_type, rule.rule, rule.args), severity=rule.severity, kinds=rule.kinds, layouts=layouts)
 
 
-def _recommended(rule: RuleSettings, named: set[str], layouts: LayoutCache) -> list[Rule]:
+def _build_recommended(rule: RuleSettings, named: set[str], layouts: LayoutCache) -> list[Rule]:
     """The set, without rules that the settings name themselves. Its `args` are by rule: ``{loss_spike: {window: 50}}``.
 
     Raises:

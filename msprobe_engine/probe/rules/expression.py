@@ -170,14 +170,14 @@ class Expression:
             window.prepare(source)
         try:
             holds = bool(self._root(source))
-            return holds, self._seen(source) if holds else {}
+            return holds, self._read_leaves(source) if holds else {}
         except MissingValue:
             return None
         finally:
             for window in self._windows:
                 window.finish()
 
-    def missing(self, source: Source, texts: Iterable[str]) -> set[str]:
+    def find_missing(self, source: Source, texts: Iterable[str]) -> set[str]:
         """Which of these `numbers` the step does not hold."""
         out = set()
         for text in texts:
@@ -187,7 +187,7 @@ class Expression:
                 out.add(text)
         return out
 
-    def _seen(self, source: Source) -> dict[str, float]:
+    def _read_leaves(self, source: Source) -> dict[str, float]:
         seen: dict[str, float] = {}
         for text, value in self.leaves.items():
             try:
@@ -279,7 +279,7 @@ class Expression:
         if texts and len(texts) != len(node.args):
             self._refuse(node, f"{name} takes texts or one number, not both")
         if texts:
-            value = self._selected(node, name, texts)
+            value = self._build_selector(node, name, texts)
             self.leaves[ast.unparse(node)] = self.numbers[ast.unparse(node)] = value
             return _Node(value, False)
         if name not in _WINDOWED and name not in _PLAIN:
@@ -297,7 +297,7 @@ class Expression:
         self.leaves[window.text] = window.value
         return _Node(window.value, False)
 
-    def _selected(self, node: ast.Call, name: str, texts: list[str]) -> Value:
+    def _build_selector(self, node: ast.Call, name: str, texts: list[str]) -> Value:
         if name == "scalar":
             if len(texts) != 1:
                 self._refuse(node, "scalar takes the name of one number")

@@ -41,7 +41,7 @@ class Layout:
     plain: bool
     number: int
 
-    def take(self, frame: Frame) -> npt.NDArray[np.float64]:
+    def order_rows(self, frame: Frame) -> npt.NDArray[np.float64]:
         """The rows of the frame in the order of the layout, [n, 16]."""
         return frame.rows if self.plain else frame.rows[self.rows]
 
@@ -71,7 +71,7 @@ class Table:
     @cached_property
     def rows(self) -> npt.NDArray[np.float64]:
         """The statistics rows, [n, 16]."""
-        return self.layout.take(self.frame)
+        return self.layout.order_rows(self.frame)
 
     @cached_property
     def ints(self) -> npt.NDArray[np.int64]:
@@ -141,11 +141,11 @@ class LayoutCache:
         if memory is None or frame.samples != memory.samples or frame.entries != memory.entries:
             found = self._walk(frame)
             if memory is None or found != memory.leaves or not _alike(frame.samples, memory.samples):
-                memory = _Memory([], [], found, self._renewed(frame, found))
+                memory = _Memory([], [], found, self._renew_layout(frame, found))
         memory.entries, memory.samples = frame.entries, frame.samples
         # The number of rows may have changed although no tensor moved.
         if memory.layout.plain != _is_plain(memory.layout.rows, frame):
-            memory.layout = self._renewed(frame, memory.leaves)
+            memory.layout = self._renew_layout(frame, memory.leaves)
         self._frame, self._memory = frame, memory
         self._known.pop(size, None)
         self._known[size] = memory
@@ -153,7 +153,7 @@ class LayoutCache:
             del self._known[next(iter(self._known))]
         return memory.layout
 
-    def _renewed(self, frame: Frame, found: list[list[tuple[str, int, int]]]) -> Layout:
+    def _renew_layout(self, frame: Frame, found: list[list[tuple[str, int, int]]]) -> Layout:
         self._number += 1
         return self._build(frame, found)
 

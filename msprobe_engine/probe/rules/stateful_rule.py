@@ -12,7 +12,7 @@ import numpy as np
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import excluded, note_rest, number, over_alert, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import is_excluded, note_rest, number, over_alert, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes
@@ -44,9 +44,9 @@ class LastingRule(Rule, Generic[A]):
 
     def left_out(self, name: str) -> bool:
         """Is it excluded by the arguments?"""
-        return excluded(name, self.args.exclude)
+        return is_excluded(name, self.args.exclude)
 
-    def say(
+    def build_alerts(
         self, frame: Frame, found: Sequence[Episode], names: Callable[[int], str], describe: Callable[[Episode], Alert], kind: str = ""
     ) -> list[Alert]:
         """Alerts for what began, at most `max_alerts`, and one for all that is over.
@@ -70,7 +70,7 @@ class LastingRule(Rule, Generic[A]):
         kind: str = "",
         episodes: Episodes | None = None,
     ) -> list[Alert]:
-        """As `say`, for one number of the step.
+        """As `build_alerts`, for one number of the step.
 
         Args:
             bad: does the condition hold now?
@@ -83,7 +83,7 @@ class LastingRule(Rule, Generic[A]):
             return scalar_alert(frame, name, kind or self.all_kinds[0], rule=self, value=value, expected=expected, seen=seen)
 
         found = (episodes or self.episodes).update(_BAD if bad else _FINE, _SLOT)
-        return self.say(frame, found, lambda _slot: name, describe, kind)
+        return self.build_alerts(frame, found, lambda _slot: name, describe, kind)
 
 
 def episode_alerts(
@@ -130,7 +130,7 @@ class ScalarLevel:
         high = self._seen >= self._warmup and away > math.log(self._threshold) and away > self._factor * self._scatter
         level = math.exp(self._mean)
         if not high:
-            self._take(away)
+            self._add_value(away)
 
         def words() -> tuple[str, str]:
             seen = f"value {number(value)}, {number(value / level)} times its running level {number(level)}"
@@ -138,7 +138,7 @@ class ScalarLevel:
 
         return rule.say_number(frame, name, high, value, words, kind=kind, episodes=self._episodes)
 
-    def _take(self, away: float) -> None:
+    def _add_value(self, away: float) -> None:
         if self._seen == 0:
             self._mean = away
         else:

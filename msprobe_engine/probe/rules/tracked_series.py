@@ -82,14 +82,14 @@ class Watch:
             if len(self._slots) > MAX_SLOTS:
                 self._slots, self._views, self.names, self.first = {}, {}, [], []
                 self.generation += 1
-            known = self._look(frame, table)
+            known = self._find_slots(frame, table)
             if len(self._views) > LayoutCache.SIZES:
                 self._views.clear()
             self._views[table.layout.number] = known
         index, slots, seen = known
         return View(table, index, slots, len(self.names), seen) if len(index) else None
 
-    def _look(self, frame: Frame, table: Table) -> tuple[Slots, Slots, Slots]:
+    def _find_slots(self, frame: Frame, table: Table) -> tuple[Slots, Slots, Slots]:
         entries = len(frame.entries)
         index: list[int] = []
         slots: list[int] = []
@@ -160,7 +160,7 @@ class Level:
         known = healthy & (self._seen[slots] >= self._warmup)
         return Distance(away, np.where(known, away, np.nan), self._scatter[slots])
 
-    def take(self, distance: Distance, slots: Slots, healthy: Mask) -> None:
+    def add(self, distance: Distance, slots: Slots, healthy: Mask) -> None:
         """Take values in that were measured just before; `healthy` False leaves one out."""
         seen = self._seen[slots]
         young = seen == 0
@@ -208,8 +208,8 @@ class RunningMedian:
         known = healthy & (self._known[slots] >= self._warmup)
         return Distance(away, np.where(known, away, np.nan), self._scatter[slots])
 
-    def take(self, distance: Distance, slots: Slots, healthy: Mask) -> None:
-        """As `Level.take`. A step in which nothing is healthy does not move the window."""
+    def add(self, distance: Distance, slots: Slots, healthy: Mask) -> None:
+        """As `Level.add`. A step in which nothing is healthy does not move the window."""
         if healthy.any():
             column = np.full(len(self._past), np.nan)
             column[slots] = np.where(healthy, distance.raw + self._median[slots], np.nan)

@@ -19,13 +19,13 @@ from msprobe_engine.probe.rules.layout import Layout
 API_CALL = re.compile(r"(?!Module\.|Cell\.|Distributed\.|MintDistributed\.)[^.]+\..*?([^.]+)\.[0-9]+\.forward\.(.*)", re.DOTALL)
 
 
-def computed(layout: Layout) -> npt.NDArray[np.bool_]:
+def mask_computed(layout: Layout) -> npt.NDArray[np.bool_]:
     """True for every tensor of the layout in which a NaN would be a fault, [n]."""
     return np.fromiter((_counts(name) for name in layout.names), np.bool_, len(layout.names))
 
 
 class Computed:
-    """`computed` of the last layout, kept: layouts hardly ever change."""
+    """`mask_computed` of the last layout, kept: layouts hardly ever change."""
 
     def __init__(self) -> None:
         self._number = -1
@@ -34,7 +34,7 @@ class Computed:
     def of(self, layout: Layout) -> npt.NDArray[np.bool_]:
         """The mask of `layout`, [n]."""
         if self._number != layout.number:
-            self._number, self._mask = layout.number, computed(layout)
+            self._number, self._mask = layout.number, mask_computed(layout)
         return self._mask
 
 

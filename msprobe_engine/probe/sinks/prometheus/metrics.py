@@ -102,7 +102,7 @@ class RankMetrics:
 
     def update(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         layout = self._layouts.of(frame)
-        rows = layout.take(frame)
+        rows = layout.order_rows(frame)
         ints = as_int64(rows)
         bad = ints[:, NANS] + ints[:, POS_INF]
         if len(ints):

@@ -44,7 +44,7 @@ class NodeDirectory:
         self.memory = SHARED_MEMORY / f"msprobe-{os.getuid()}-{name}-node{first}"
         self.disk = output_dir.absolute() / "prometheus" / f"node{first}"
 
-    def make(self) -> None:
+    def create_memory(self) -> None:
         """For the rank that serves; where there is no memory to share, the others write to the disk."""
         with contextlib.suppress(OSError):
             self.memory.mkdir(0o700)

@@ -241,7 +241,7 @@ class PrometheusSink(Sink):
             if local_rank > 0:
                 self._write_files()
                 return
-            self._node.make()
+            self._node.create_memory()
             self._serves_node = True
             self._others = range(first + 1, first + local_world_size)
         elif port:

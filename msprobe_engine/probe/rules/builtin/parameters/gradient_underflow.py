@@ -63,8 +63,8 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
         large = count >= self.args.elements
         with np.errstate(invalid="ignore", divide="ignore"):
             share = zeros / count
-            lost = self._lost(view)[seen] / (count - zeros)
-        rising = self._rising(share, view, large)
+            lost = self._count_lost(view)[seen] / (count - zeros)
+        rising = self._find_rising(share, view, large)
         bad = large & ((lost > self.args.threshold) | rising)
         found = self.episodes.update(bad, seen)
 
@@ -86,15 +86,15 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
                 seen=f"{number(100.0 * value)} % {what}, for {episode.steps} monitored steps",
             )
 
-        return self.say(frame, found, lambda slot: self._watch.names[slot].split(" ", 4)[4], describe)
+        return self.build_alerts(frame, found, lambda slot: self._watch.names[slot].split(" ", 4)[4], describe)
 
-    def _lost(self, view: View) -> Column:
+    def _count_lost(self, view: View) -> Column:
         """Elements below the limit that are not zero, by slot; 0 where it was not counted."""
         ints = view.table.ints
         counted = (ints[:, FLAGS] & (HAS_BELOW | HAS_EPS)) == HAS_BELOW
         return view.spread(np.where(counted, ints[:, BELOW] - view.table.zeros, 0).astype(np.float64))
 
-    def _rising(self, share: Column, view: View, large: np.typing.NDArray[np.bool_]) -> np.typing.NDArray[np.bool_]:
+    def _find_rising(self, share: Column, view: View, large: np.typing.NDArray[np.bool_]) -> np.typing.NDArray[np.bool_]:
         if view.size > len(self._mean):
             more = max(view.size, 2 * len(self._mean)) - len(self._mean)
             self._mean, self._seen = np.append(self._mean, np.zeros(more)), np.append(self._seen, np.zeros(more, np.int64))

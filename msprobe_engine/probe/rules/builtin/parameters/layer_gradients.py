@@ -73,7 +73,7 @@ class LayerGradientRule(LastingRule[L]):
             name = self._watch.names[episode.slot]
             return scalar_alert(frame, name, "grad", rule=self, value=value, expected=expected, seen=seen, order=order)
 
-        return self.say(frame, self.episodes.update(bad, view.seen), self._watch.names.__getitem__, describe)
+        return self.build_alerts(frame, self.episodes.update(bad, view.seen), self._watch.names.__getitem__, describe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class VanishingGradientRule(LayerGradientRule[VanishingGradientArgs]):
         others = float(np.median(rms[healthy])) if int(healthy.sum()) >= 3 else 0.0
         low = distance.away < math.log(self.args.drop)
         bad = low | (healthy & (rms < self.args.share * others))
-        self._level.take(distance, view.seen, healthy & ~low)
+        self._level.add(distance, view.seen, healthy & ~low)
 
         def words(value: float, level: float) -> tuple[str, str]:
             against = value < self.args.drop * level
@@ -153,7 +153,7 @@ class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
         distance = self._level.measure(rms, view.seen, healthy)
         total = float(squares[healthy].sum())
         high = (distance.away > math.log(self.args.threshold)) & (distance.away > self.args.scatter * distance.scatter)
-        self._level.take(distance, view.seen, healthy & ~high)
+        self._level.add(distance, view.seen, healthy & ~high)
 
         def words(value: float, level: float) -> tuple[str, str]:
             beside = f"{number(value / level)} times its running level {number(level)}"

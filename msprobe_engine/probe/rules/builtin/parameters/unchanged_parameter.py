@@ -75,7 +75,7 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
         table, index = view.table, view.places
         now = _words(table, index)
         paired = partners.before >= 0
-        then = self._remembered(view.slots)
+        then = self._read_last_words(view.slots)
         if paired.any():
             then = np.where(paired[:, None], _words(table, np.maximum(partners.before, 0)), then)
         self._last[view.slots] = now
@@ -109,9 +109,9 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
                 extra={"gradient": gradient},
             )
 
-        return self.say(frame, found, lambda slot: self._watch.names[slot].split(" ", 1)[1], describe)
+        return self.build_alerts(frame, found, lambda slot: self._watch.names[slot].split(" ", 1)[1], describe)
 
-    def _remembered(self, slots: Slots) -> Words:
+    def _read_last_words(self, slots: Slots) -> Words:
         """Words of the last monitored step, all -1 where there was none."""
         size = int(slots.max()) + 1
         if size > len(self._last):

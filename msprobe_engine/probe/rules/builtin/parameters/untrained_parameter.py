@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import LEFT_OPTIMIZER, NO_GRADIENT, NO_OPTIMIZER, Frame
 from msprobe_engine.core.statistics.rows import COUNT, ZEROS, as_int64
-from msprobe_engine.probe.rules.alert_factory import excluded, note_rest, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import is_excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.builtin.parameters.dead_expert import EXPERT
@@ -75,14 +75,14 @@ class UntrainedParameterRule(Rule):
         for name, gap in self._gaps.items():
             if name not in without and gap.steps:
                 gap.steps, gap.longest, gap.said = 0, max(gap.longest, gap.steps), False
-        outside = {name: why for name, why in frame.untrained.items() if why != NO_GRADIENT and not excluded(name, self.args.exclude)}
+        outside = {name: why for name, why in frame.untrained.items() if why != NO_GRADIENT and not is_excluded(name, self.args.exclude)}
         self._outside = {name: self._outside.get(name, 0) + 1 for name in outside}
         alerts = [
             self._alert(frame, name, _OUTSIDE[why], self._outside[name])
             for name, why in sorted(outside.items())
             if self._outside[name] == (1 if why == LEFT_OPTIMIZER else self.args.patience)
         ]
-        alerts += [self._alert(frame, name, self._seen(name), self._gaps[name].steps) for name in fired]
+        alerts += [self._alert(frame, name, self._describe_gap(name), self._gaps[name].steps) for name in fired]
         return note_rest(alerts[: self.args.max_alerts], len(alerts))
 
     def _without(self, frame: Frame) -> set[str] | None:
@@ -100,7 +100,7 @@ class UntrainedParameterRule(Rule):
             return None
         found = {self._names[i] for i in np.flatnonzero(zero)} - {self._names[i] for i in np.flatnonzero(~zero)}
         found |= {name for name, why in frame.untrained.items() if why == NO_GRADIENT}
-        return {name for name in found if not EXPERT.match(name) and not excluded(name, self.args.exclude)}
+        return {name for name in found if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
 
     def _lasts(self, name: str) -> bool:
         """One more step without: is it to be said?"""
@@ -114,7 +114,7 @@ class UntrainedParameterRule(Rule):
         now, gap.said = enough and not gap.said, gap.said or enough
         return now
 
-    def _seen(self, name: str) -> str:
+    def _describe_gap(self, name: str) -> str:
         gap = self._gaps[name]
         before = "was there before" if self._known[name] or gap.longest else "was never there"
         return f"without a gradient, which {before}, for {gap.steps} monitored steps"

@@ -49,7 +49,7 @@ class _TwoLevels:
         far = [distance.away > math.log(args.threshold) for _, distance in both]
         out: Mask = np.logical_and.reduce([*far, plain.away > args.scatter * plain.scatter])
         for level, distance in both:
-            level.take(distance, slots, healthy & ~out)
+            level.add(distance, slots, healthy & ~out)
         return out
 
 
@@ -121,4 +121,4 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
                 order=None if episode.slot == 0 else int(order[self._watch.first[episode.slot - 1]]),
             )
 
-        return self.say(frame, found, name, describe)
+        return self.build_alerts(frame, found, name, describe)

@@ -11,7 +11,7 @@ import numpy.typing as npt
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import FINER_COPY, Frame
 from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64, read_row
-from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, number
+from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, number
 from msprobe_engine.probe.rules.arguments import CommonArgs
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.layout import Layout
@@ -55,7 +55,7 @@ class WrittenParameterRule(Rule):
     def check(self, frame: Frame) -> list[Alert]:
         layout = self.layouts.of(frame)
         places = self._places_of(frame, layout)
-        table = layout.take(frame)
+        table = layout.order_rows(frame)
         ints = as_int64(table)
         alerts: list[Alert] = []
         if frame.step == self._step + 1 and frame.complete:
@@ -87,7 +87,7 @@ class WrittenParameterRule(Rule):
                     continue
                 sample = frame.samples[order - entries]
                 side = {"param_origin": found.before, "param_updated": found.after}.get(sample.family)
-                if side is not None and FINER_COPY not in sample.extra and not excluded(sample.name, self.args.exclude):
+                if side is not None and FINER_COPY not in sample.extra and not is_excluded(sample.name, self.args.exclude):
                     side[f"{sample.vpp_stage} {sample.name}"] = i
             if len(self._places) > 4:
                 self._places.clear()

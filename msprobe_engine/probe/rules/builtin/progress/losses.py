@@ -102,7 +102,7 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
             limit = past.limit(value)
             low, early = past.falls(value), past.is_early
             bad = value > limit or low
-            past.take(value, bad and not early)
+            past.add(value, bad and not early)
             words = functools.partial(self._words, past, value, limit, low, early)
             alerts += self.say_number(frame, name, bad, value, words, episodes=past.episodes)
         return alerts
@@ -170,7 +170,7 @@ class _Past:
         rest = values - slope * np.arange(len(values))
         return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
 
-    def take(self, value: float, spike: bool) -> None:
+    def add(self, value: float, spike: bool) -> None:
         if not spike:
             self._high.clear()
             self.values.append(value)

@@ -104,7 +104,7 @@ class OutlierRankRule(LastingRule[OutlierRankArgs]):
                 extra={"ranks": ranks, "of_step": numbers.step},
             )
 
-        return self.say(frame, found, by_slot.__getitem__, describe)
+        return self.build_alerts(frame, found, by_slot.__getitem__, describe)
 
 
 def _outliers(

@@ -92,7 +92,7 @@ class ConditionRule(Rule):
 
     def _miss(self, frame: Frame) -> None:
         """Say once what the expression asks for and no step has; steps that are not monitored do not count."""
-        self._unseen = self._expression.missing(self._source, self._unseen)
+        self._unseen = self._expression.find_missing(self._source, self._unseen)
         self._looks -= bool(frame.samples)
         if self._unseen and not self._looks:
             families = ", ".join(dict.fromkeys(sample.family for sample in frame.samples))

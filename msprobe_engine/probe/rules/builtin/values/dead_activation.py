@@ -66,4 +66,4 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
                 seen=f"{number(100.0 * share)} % exact zeros for {episode.steps} monitored steps",
             )
 
-        return self.say(frame, found, lambda slot: self._watch.names[slot].split(" ", 2)[2], describe)
+        return self.build_alerts(frame, found, lambda slot: self._watch.names[slot].split(" ", 2)[2], describe)

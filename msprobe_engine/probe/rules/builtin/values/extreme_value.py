@@ -11,7 +11,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics.columns import absmax
 from msprobe_engine.core.statistics.rows import COUNT, MAX, MIN, NANS, NEG_INF, POS_INF, as_int64
-from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.kinds import scalar_kind
@@ -53,7 +53,7 @@ class ExtremeValueRule(Rule):
             # A loss scale is meant to be large.
             if name == "loss_scale" or kind not in self.kinds or not math.isfinite(value) or abs(value) <= self.args.threshold:
                 continue
-            if not excluded(name, self.args.exclude):
+            if not is_excluded(name, self.args.exclude):
                 alerts.append(
                     scalar_alert(
                         frame,
@@ -73,7 +73,7 @@ class ExtremeValueRule(Rule):
 
     def _tensors(self, frame: Frame) -> list[Alert]:
         layout = self.layouts.of(frame)
-        rows = layout.take(frame)
+        rows = layout.order_rows(frame)
         limit = self.args.threshold
         ints = as_int64(rows)
         filled = ints[:, COUNT] > ints[:, NANS] + ints[:, POS_INF] + ints[:, NEG_INF]
@@ -81,7 +81,7 @@ class ExtremeValueRule(Rule):
         low &= ~(layout.mask(("activation",)) & (rows[:, MIN] <= MASK_FILL))
         bad = filled & ((rows[:, MAX] > limit) | low) & layout.mask(self.kinds)
         hits = np.flatnonzero(bad & self._computed.of(layout)) if bad.any() else np.empty(0, np.intp)
-        found = [i for i in hits.tolist() if not excluded(layout.names[i], self.args.exclude)]
+        found = [i for i in hits.tolist() if not is_excluded(layout.names[i], self.args.exclude)]
         alerts = []
         for i in found[: self.args.max_alerts]:
             high, bottom = float(rows[i, MAX]), float(rows[i, MIN])

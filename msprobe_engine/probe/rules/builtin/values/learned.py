@@ -14,7 +14,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import ProbeError, SettingsError
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics.columns import Column
-from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, number, over_alert, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, number, over_alert, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.bands import Band, Bands, key_of, load_bands
 from msprobe_engine.probe.rules.base import ORDER, Rule
@@ -136,7 +136,7 @@ class LearnedRule(Rule):
             except ProbeError as error:
                 raise SettingsError(f"rules: learned.file: {error}") from error
         patience = args.patience or bands.patience
-        names = [n for n in bands.scalars if scalar_kind(n) in self.kinds and not excluded(n, args.exclude)]
+        names = [n for n in bands.scalars if scalar_kind(n) in self.kinds and not is_excluded(n, args.exclude)]
         self._scalars = {name: i for i, name in enumerate(names)}
         self._scalar_limits = Limits([bands.scalars[n] for n in names], bands.knots, args.widen)
         self._scalar_episodes = Episodes(patience, args.recovery)
@@ -294,7 +294,7 @@ def statistic(table: Table, op: str) -> npt.NDArray[np.float64]:
 
 def _chooser(family: str, keys: Container[str], exclude: Sequence[str]) -> Callable[[Sample], str | None]:
     def key(sample: Sample) -> str | None:
-        if sample.family != family or excluded(sample.name, exclude):
+        if sample.family != family or is_excluded(sample.name, exclude):
             return None
         told = key_of(sample)
         return told if told in keys else None

@@ -27,7 +27,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.operator_traits import FILLS, normal_op
 from msprobe_engine.core.records import Entry, Frame
 from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, ZEROS, as_int64, nonfinite
-from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
@@ -105,17 +105,17 @@ class NanInfRule(Rule):
             activations = f"{len(masks)} activation{'s' if len(masks) > 1 else ''}"
             said = f"; further -Inf, in {activations}, was taken for that of masks, the first is {masks[0]}"
             alerts[0] = replace(alerts[0], message=alerts[0].message + said, extra={**alerts[0].extra, "masks": len(masks)})
-        return [*alerts, *self._saturated(frame)]
+        return [*alerts, *self._check_saturation(frame)]
 
     def _scalars(self, frame: Frame) -> list[str]:
         """Numbers of the step that are not finite."""
         bad = [name for name, value in frame.scalars.items() if not math.isfinite(value) and scalar_kind(name) in self.kinds]
-        return [name for name in bad if not excluded(name, self.args.exclude)]
+        return [name for name in bad if not is_excluded(name, self.args.exclude)]
 
-    def _saturated(self, frame: Frame) -> list[Alert]:
+    def _check_saturation(self, frame: Frame) -> list[Alert]:
         """The device's own flag, where it writes large finite numbers in place of Inf. It stays until somebody clears it: said once."""
         flag = frame.scalars.get(_FLAG)
-        if flag is None or excluded(_FLAG, self.args.exclude):
+        if flag is None or is_excluded(_FLAG, self.args.exclude):
             return []
         before, self._flagged = self._flagged, flag > 0
         if before or not self._flagged:
@@ -129,7 +129,7 @@ class NanInfRule(Rule):
         """Their alerts, and the names of those whose -Inf is taken for that of a mask."""
         layout = self.layouts.of(frame)
         found, masks = self._hits(frame, layout)
-        ints = as_int64(layout.take(frame))
+        ints = as_int64(layout.order_rows(frame))
         # Entries come before samples in a layout; within both it is the order of observation.
         alerts = []
         left_behind = self._is_left_behind(frame, layout, found, ints)
@@ -160,16 +160,16 @@ class NanInfRule(Rule):
             return None
         layout = self.layouts.of(frame)
         found, _ = self._hits(frame, layout)
-        return (layout.names[found[0]], layout.take(frame)[found[0]]) if found else None
+        return (layout.names[found[0]], layout.order_rows(frame)[found[0]]) if found else None
 
     def _hits(self, frame: Frame, layout: Layout) -> tuple[list[int], list[int]]:
         """Tensors that are not finite, in order, and those whose -Inf is taken for that of a mask."""
-        ints = as_int64(layout.take(frame))
+        ints = as_int64(layout.order_rows(frame))
         certain = (ints[:, NANS] + ints[:, POS_INF]) > 0
         infinite = ~certain & (ints[:, NEG_INF] > 0)
         doubtful = infinite & layout.mask(("activation",)) if self.args.masks else np.zeros(len(infinite), bool)
-        hits = self._watched(layout, (certain | infinite) & ~doubtful)
-        masks = self._watched(layout, doubtful)
+        hits = self._select_watched(layout, (certain | infinite) & ~doubtful)
+        masks = self._select_watched(layout, doubtful)
         if not masks:
             return hits, []
         if not hits and not self._scalars(frame):
@@ -191,12 +191,12 @@ class NanInfRule(Rule):
         elsewhere[backward] = layout.order[backward] == layout.order[backward].max(initial=0)
         return not ints[elsewhere][:, [NANS, POS_INF, NEG_INF]].any() and all(map(math.isfinite, frame.scalars.values()))
 
-    def _watched(self, layout: Layout, bad: npt.NDArray[np.bool_]) -> list[int]:
+    def _select_watched(self, layout: Layout, bad: npt.NDArray[np.bool_]) -> list[int]:
         bad &= layout.mask(self.kinds)
         if not bad.any():
             return []
         found = np.flatnonzero(bad & self._computed.of(layout))
-        return [i for i in found.tolist() if not excluded(layout.names[i], self.args.exclude)]
+        return [i for i in found.tolist() if not is_excluded(layout.names[i], self.args.exclude)]
 
     def _severity_of(self, kind: str, frame: Frame) -> str:
         if self._given_severity:

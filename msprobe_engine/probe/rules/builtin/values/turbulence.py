@@ -11,7 +11,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, SUM, SUMSQ, as_int64
-from msprobe_engine.probe.rules.alert_factory import alert_at, excluded, note_rest, number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.kinds import scalar_kind
@@ -42,7 +42,7 @@ class _History:
         self.mean: Column = np.zeros(n)
         self.seen: npt.NDArray[np.int64] = np.zeros(n, np.int64)
 
-    def fired(self, x: Column, healthy: npt.NDArray[np.bool_], args: TurbulenceArgs) -> npt.NDArray[np.bool_]:
+    def find_out_of_range(self, x: Column, healthy: npt.NDArray[np.bool_], args: TurbulenceArgs) -> npt.NDArray[np.bool_]:
         """Positions of `x` (absolute values, [n]) that are out of range. Then takes the healthy values in."""
         limit = self.mean * (1.0 + args.threshold)
         warm = healthy & (self.seen >= args.warmup)
@@ -61,7 +61,7 @@ class _History:
             self.seen += healthy
         return out
 
-    def moved(self, source: npt.NDArray[np.intp]) -> _History:
+    def reorder(self, source: npt.NDArray[np.intp]) -> _History:
         """The same history in another order: position i comes from `source[i]`, or is new where that is -1."""
         out = _History(len(source))
         old = source >= 0
@@ -100,10 +100,10 @@ class TurbulenceRule(Rule):
             return []
         layout = self.layouts.of(frame)
         if layout is not self._layout and layout.names:  # a step that is not due holds nothing, and history waits for the next
-            self._follow(layout, frame)
+            self._adopt_layout(layout, frame)
         found: list[tuple[int, str, float, float]] = []
         if len(layout.names):
-            rows = layout.take(frame)
+            rows = layout.order_rows(frame)
             ints = as_int64(rows)
             finite = ints[:, COUNT] > 0
             if (ints[:, NANS] + ints[:, POS_INF] + ints[:, NEG_INF]).any():
@@ -116,7 +116,7 @@ class TurbulenceRule(Rule):
                 history = self._history[op]
                 before = history.mean.copy()
                 # A sum of squares can overflow although every element is finite.
-                hits = history.fired(x, finite & (x < np.inf), self.args)
+                hits = history.find_out_of_range(x, finite & (x < np.inf), self.args)
                 found += [
                     (i, op, float(x[i] * factor[i]), float(before[i] * factor[i])) for i in np.flatnonzero(hits & self._watched).tolist()
                 ]
@@ -128,7 +128,7 @@ class TurbulenceRule(Rule):
                 i,
                 rule=self,
                 value=value,
-                expected=self._expected(mean),
+                expected=self._format_expected(mean),
                 seen=f"{op} {number(value)}, {_ratio(value, mean)} its running mean {number(mean)}",
                 extra={"op": op, "running_mean": mean},
             )
@@ -153,20 +153,20 @@ class TurbulenceRule(Rule):
             history = self._scalars.setdefault(name, _History(1))
             mean = float(history.mean[0])
             x = np.abs(np.array([value], np.float64))
-            if history.fired(x, np.isfinite(x), self.args)[0]:
+            if history.find_out_of_range(x, np.isfinite(x), self.args)[0]:
                 seen = f"value {number(value)}, {_ratio(abs(value), mean)} its running mean {number(mean)}"
-                alerts.append(scalar_alert(frame, name, kind, rule=self, value=value, expected=self._expected(mean), seen=seen))
+                alerts.append(scalar_alert(frame, name, kind, rule=self, value=value, expected=self._format_expected(mean), seen=seen))
         return alerts
 
-    def _expected(self, mean: float) -> str:
+    def _format_expected(self, mean: float) -> str:
         factor = 1.0 + self.args.threshold
         low = f"at least {number(mean / factor)} and " if self.args.two_sided else ""
         return f"{low}at most {number(mean * factor)}"
 
-    def _follow(self, layout: Layout, frame: Frame) -> None:
+    def _adopt_layout(self, layout: Layout, frame: Frame) -> None:
         known = {key: i for i, key in enumerate(self._layout.keys)} if self._layout is not None else {}
         source = np.array([known.get(key, -1) for key in layout.keys], np.intp)
-        self._history = {op: history.moved(source) for op, history in self._history.items()}
+        self._history = {op: history.reorder(source) for op, history in self._history.items()}
         self._watched = layout.mask(self.kinds)
         entries = len(frame.entries)
         plain = {i for i, sample in enumerate(frame.samples, entries) if sample.phase in ("unscaled", "clipped")}
@@ -176,7 +176,7 @@ class TurbulenceRule(Rule):
         if not self.args.calls:
             self._watched &= layout.order >= len(frame.entries)
         if self.args.exclude:
-            self._watched &= np.array([not excluded(name, self.args.exclude) for name in layout.names], np.bool_)
+            self._watched &= np.array([not is_excluded(name, self.args.exclude) for name in layout.names], np.bool_)
         self._layout = layout
 
 

@@ -63,7 +63,7 @@ class MindSporeDialect:
             return Call(f"mindspore.Tensor.{api.name}", api.name)
         return Call(f"{api.owner.__name__}.{api.name}", "", (api.owner.__name__,))
 
-    def refused(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
+    def explain_refusal(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
         """Communication, and what draws random numbers."""
         named = record.get("input_kwargs")
         plain = {key: item.get("value") for key, item in named.items() if isinstance(item, Mapping)} if isinstance(named, Mapping) else {}

@@ -83,7 +83,7 @@ class TorchDialect:
                 return Call(f"{expression}.{plain}")
         return _build_imported_call(base, functions[0])
 
-    def refused(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
+    def explain_refusal(self, name: names.ApiName, record: Mapping[str, Any]) -> str | None:
         """Dropout that drops something."""
         args, kwargs = record.get("input_args"), record.get("input_kwargs")
         named = dict(kwargs) if isinstance(kwargs, Mapping) else {}
