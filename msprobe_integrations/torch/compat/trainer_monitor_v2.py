@@ -84,7 +84,7 @@ class TrainerMonitorV2:
         self._probe = probe
         patch = settings.patch_optimizer_step
         self._by_optimizer = optimizer is not None and patch is not False
-        probe.attach(models, optimizer, on_update=self._updated if self._by_optimizer else None)
+        probe.attach(models, optimizer, on_update=self._advance_step if self._by_optimizer else None)
         probe.begin_step(self.current_step)
 
     def step(self) -> None:
@@ -92,7 +92,7 @@ class TrainerMonitorV2:
         if self._by_optimizer:
             warn_once("monitor_v2 step", "step() has no effect: the optimizer ends the steps; patch_optimizer_step: false leaves it to you")
             return
-        self._updated(False)
+        self._advance_step(False)
 
     def stop(self) -> None:
         """Write what is left and take everything off."""
@@ -108,7 +108,7 @@ class TrainerMonitorV2:
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self.stop()
 
-    def _updated(self, skipped: bool) -> None:
+    def _advance_step(self, skipped: bool) -> None:
         del skipped
         if self._probe is None or self._probe.closed:
             return

@@ -181,14 +181,14 @@ class Staging:
         with self._lock:
             n = data.numel() * data.element_size()
             if n <= BLOCK:
-                blocks.append(self._put(tensor, data, n))
+                blocks.append(self._copy_to_block(tensor, data, n))
             else:
                 for at in range(0, data.numel(), BLOCK // data.element_size()):
                     piece = _bytes_of(data, at, BLOCK)
-                    blocks.append(self._put(tensor, piece, piece.shape[0]))
+                    blocks.append(self._copy_to_block(tensor, piece, piece.shape[0]))
             self._tensors.append((tensor, blocks))
 
-    def _put(self, tensor: _Tensor, data: torch.Tensor, n: int) -> _Block:
+    def _copy_to_block(self, tensor: _Tensor, data: torch.Tensor, n: int) -> _Block:
         if self._block is not None and self._block.room() < n:
             self._close()
         if self._block is None:

@@ -84,7 +84,7 @@ class PairRows(PairReducer):
         """Plain CPU tensors that look like a pair seen before, as `TorchBackend.reduce_unshielded`; all others the long way."""
         op, a, b, c = pair
         try:
-            description, numel, code_a, code_b = self._known_pairs[_look(a, b)]
+            description, numel, code_a, code_b = self._known_pairs[_build_pair_key(a, b)]
             at_a, at_b = a.data_ptr(), b.data_ptr()
             if numel < 0:
                 return self._pair_on_device(pair, at_a, at_b, description)
@@ -125,7 +125,7 @@ class PairRows(PairReducer):
                 b, _, why_b = _describe.resolve(pair.b)
                 if a is None or b is None:
                     return self._without(description, why or why_b)
-                why = self._unfit(a) or self._unfit(b) or _unpaired(a, b)
+                why = self._unfit(a) or self._unfit(b) or _explain_unpaired(a, b)
                 if why:
                     return self._without(description, why)
                 made = str(pairkernels.pair_type(a, b))
@@ -153,7 +153,7 @@ class PairRows(PairReducer):
         if type(a) in _describe._PLAIN and type(b) in _describe._PLAIN:
             if len(self._known_pairs) > _PAGE:
                 self._known_pairs.clear()
-            self._known_pairs[_look(a, b)] = (description, numel, CODES[a.dtype], CODES[b.dtype])
+            self._known_pairs[_build_pair_key(a, b)] = (description, numel, CODES[a.dtype], CODES[b.dtype])
 
     def histogram(self, tensor: Any, kind: str) -> int:
         """Count the elements of a tensor in bins (`msprobe_engine.core.statistics.histograms`).
@@ -210,7 +210,7 @@ class PairRows(PairReducer):
             return self._without(self._described(tensors[0]), f"histogram: {type(error).__name__}: {str(error)[:80]}").row
 
 
-def _look(a: Any, b: Any) -> tuple[Any, ...]:
+def _build_pair_key(a: Any, b: Any) -> tuple[Any, ...]:
     """What tells whether a pair is as one before."""
     return type(a), a.dtype, a.shape, a.device, type(b), b.dtype, b.shape, b.device
 
@@ -220,7 +220,7 @@ def on_host(data: torch.Tensor) -> bool:
     return data.device.type == "cpu" and not getattr(type(data), "probe_device", False)
 
 
-def _unpaired(a: torch.Tensor, b: torch.Tensor) -> str:
+def _explain_unpaired(a: torch.Tensor, b: torch.Tensor) -> str:
     for x in (a, b):
         if x.dtype not in pairkernels.PAIRED:
             return f"no pair kernel: {x.dtype}"

@@ -24,7 +24,7 @@ from msprobe_integrations.torch.statistics import rows as statistics
 from msprobe_integrations.torch.statistics.device import trust as device_trust
 from msprobe_integrations.torch.statistics.device_rows import Taker
 from msprobe_integrations.torch.statistics.rows import CODES, reduce_device
-from msprobe_integrations.torch.statistics.scaled_sums import split
+from msprobe_integrations.torch.statistics.scaled_sums import split_digits
 from msprobe_integrations.torch.tensors.devices import widest
 from msprobe_integrations.torch.tensors.stretches import distinct, stretch
 
@@ -203,11 +203,11 @@ def _sum_of(a: torch.Tensor, c0: Any, b: torch.Tensor, c1: Any) -> torch.Tensor:
 
 def _product(x: torch.Tensor, c: Any) -> tuple[torch.Tensor, torch.Tensor]:
     """The product of a float32 tensor and a constant: most of it exactly, and the rest."""
-    head, tail = split(x)
+    head, tail = split_digits(x)
     if isinstance(c, torch.Tensor):
-        first, rest = split(c.to(torch.float32))
+        first, rest = split_digits(c.to(torch.float32))
         return head * first, (tail * first).add_(x * rest)
-    known = float(split(torch.tensor(c, dtype=torch.float32))[0])
+    known = float(split_digits(torch.tensor(c, dtype=torch.float32))[0])
     return head * known, (tail * known).add_(x * (c - known))
 
 

@@ -240,12 +240,12 @@ def unsigned_real(wide: torch.Tensor) -> torch.Tensor:
     return torch.where(wide < 0, half.to(torch.float64) * 2.0, wide.to(torch.float64))
 
 
-def _signed(x: int) -> int:
+def _to_signed(x: int) -> int:
     return x - (1 << 64) if x >> 63 else x
 
 
 def _splitmix64(x: torch.Tensor) -> torch.Tensor:
-    z = x + _signed(0x9E3779B97F4A7C15)
-    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _signed(0xBF58476D1CE4E5B9)
-    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _signed(0x94D049BB133111EB)
+    z = x + _to_signed(0x9E3779B97F4A7C15)
+    z = (z ^ ((z >> 30) & ((1 << 34) - 1))) * _to_signed(0xBF58476D1CE4E5B9)
+    z = (z ^ ((z >> 27) & ((1 << 37) - 1))) * _to_signed(0x94D049BB133111EB)
     return z ^ ((z >> 31) & ((1 << 33) - 1))

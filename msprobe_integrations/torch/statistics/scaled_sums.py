@@ -49,10 +49,10 @@ def write(kept: torch.Tensor, low: torch.Tensor, high: torch.Tensor, words: torc
     words[_rows.MIN : _rows.SUM].copy_(extremes.view(torch.int32))
     factors = _factors(torch.maximum(-extremes[0], extremes[1]).clamp_(min=0), words)
     short = kept.dtype in (torch.float16, torch.bfloat16)  # all of their digits are in the head
-    values = _padded(kept)
+    values = _pad_to_multiple(kept)
     for factor in factors:
         values.mul_(factor)
-    _put(*_powers(values, None if short else torch.zeros((), device=values.device), moments), words)
+    _write_sums(*_powers(values, None if short else torch.zeros((), device=values.device), moments), words)
 
 
 def write_integers(wide: torch.Tensor, unsigned: bool, words: torch.Tensor, moments: bool) -> None:
@@ -73,12 +73,12 @@ def write_integers(wide: torch.Tensor, unsigned: bool, words: torch.Tensor, mome
     for factor in factors:
         values.mul_(factor)
         rest.mul_(factor)
-    _put(*_powers(_padded(values), _padded(rest), moments), words)
+    _write_sums(*_powers(_pad_to_multiple(values), _pad_to_multiple(rest), moments), words)
     torch.sum((wide >> 32) & 0xFFFFFFFF if unsigned else wide >> 32, 0, out=words[_rows.SUM])
     torch.sum(wide & 0xFFFFFFFF, 0, out=words[_RESTS])
 
 
-def split(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def split_digits(value: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """The first 12 digits of a float32, and the others."""
     head = (value.view(torch.int32) & _HEAD).view(torch.float32)
     return head, value - head
@@ -121,7 +121,7 @@ def _factors(top: torch.Tensor, words: torch.Tensor) -> tuple[torch.Tensor, torc
     return first, ((253 - place) << 23).view(torch.float32)
 
 
-def _padded(flat: torch.Tensor) -> torch.Tensor:
+def _pad_to_multiple(flat: torch.Tensor) -> torch.Tensor:
     """A copy in float32, filled up with zeros to a multiple of `_SHORT`."""
     n = flat.shape[0]
     made = flat.new_empty(-(-n // _SHORT) * _SHORT, dtype=torch.float32)
@@ -143,12 +143,12 @@ def _powers(values: torch.Tensor, rest: torch.Tensor | None, moments: bool) -> t
         missing[:2].zero_()
     else:
         missing[0].copy_(rest)
-        head, tail = split(values)
+        head, tail = split_digits(values)
         tail.add_(rest)
         torch.mul(tail, head + head + tail, out=missing[1])
     torch.mul(head, head, out=made[1])
     if moments:
-        square, more = split(made[1])
+        square, more = split_digits(made[1])
         more.add_(missing[1])
         torch.mul(square, head, out=made[2])
         torch.mul(more, head, out=missing[2])
@@ -159,7 +159,7 @@ def _powers(values: torch.Tensor, rest: torch.Tensor | None, moments: bool) -> t
     return made, missing
 
 
-def _put(products: torch.Tensor, rests: torch.Tensor, words: torch.Tensor) -> None:
+def _write_sums(products: torch.Tensor, rests: torch.Tensor, words: torch.Tensor) -> None:
     """Sum up what `_powers` gave (used up) into the row."""
     count = products.shape[0]
     left, rests = products.view(count, _SHORT, -1), rests.view(count, _SHORT, -1)

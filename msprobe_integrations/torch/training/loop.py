@@ -115,7 +115,7 @@ class LoopObserver:
             if self.settings.grad_probe is not None:
                 if self._gradients is None:
                     self._gradients = LoopGradients(self.settings)
-                self._gradients.follow(found, optimizer)
+                self._gradients.watch_training(found, optimizer)
 
     # steps
 
@@ -279,7 +279,7 @@ class LoopGradients:
     def __init__(self, settings: ProbeSettings) -> None:
         self.probe = GradientProbe(settings, at_once=False)
 
-    def follow(self, models: Sequence[Any], optimizer: Any) -> None:
+    def watch_training(self, models: Sequence[Any], optimizer: Any) -> None:
         """These are trained from now on, no longer what was before."""
         probe = self.probe
         with probe.guard():

@@ -38,14 +38,14 @@ class DeviceReduce:
         if self._batch is not None:
             yield
             return
-        batch = self._batch = Batch(self._lost)
+        batch = self._batch = Batch(self._count_unsupported)
         try:
             yield
         finally:
             self._batch = None
             batch.launch()
 
-    def _lost(self, why: str) -> None:
+    def _count_unsupported(self, why: str) -> None:
         self.unsupported[why] = self.unsupported.get(why, 0) + 1
 
     def _start(
