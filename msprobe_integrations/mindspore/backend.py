@@ -26,7 +26,7 @@ from msprobe_integrations.mindspore.statistics import device_rows
 from msprobe_integrations.mindspore.statistics.derived import PairRows
 from msprobe_integrations.mindspore.statistics.pending import MindSporePendingRows, Step
 from msprobe_integrations.mindspore.tensors import npy
-from msprobe_integrations.mindspore.tensors.memory import attributed, describe, look, place_of
+from msprobe_integrations.mindspore.tensors.memory import attribute_error, describe, describe_memory, place_of
 
 _new = tuple.__new__
 _kernel_reduce, _kernel_reduce_strided = host_kernel.functions()
@@ -72,13 +72,13 @@ class MindSporeBackend(PairRows, StepBackend, Job):
 
     def _reduce_for(self, tensor: Any, want: int) -> TensorRef:
         try:
-            description, numel, code = look(tensor)
+            description, numel, code = describe_memory(tensor)
             if numel > 0 and device_rows.takes(tensor, description.device, description.dtype, want):
                 return self._reduce_there(tensor, description, numel, want)
             _owner, pointer, strides = place_of(tensor, description.device)
         except Exception as error:
             raise_of_training(error)
-            return self._failed(tensor, error)
+            return self._mark_unreadable(tensor, error)
         if code < 0 or numel < 0 or not (pointer or numel == 0):
             return self._without(description, _why(description, numel, pointer))
         step, row = self._step, -1
@@ -114,10 +114,10 @@ class MindSporeBackend(PairRows, StepBackend, Job):
         step.devices.take(tensor, row, description.dtype, numel, want)
         return TensorRef(row, description)
 
-    def _failed(self, tensor: Any, error: Exception) -> TensorRef:
+    def _mark_unreadable(self, tensor: Any, error: Exception) -> TensorRef:
         if tensor is None:
             return TensorRef(-1, intern("NoneType", "", (), None, ""))
-        error = attributed(tensor, error)
+        error = attribute_error(tensor, error)
         if is_of_training(error):
             raise error from None
         return self._without(describe(tensor), f"not readable: {type(error).__name__}: {str(error).strip()[:80]}")

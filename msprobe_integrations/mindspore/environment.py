@@ -34,10 +34,10 @@ def check() -> None:
         MindSporeError: it was compiled for numpy 1 and numpy 2 is installed: its first operation with a Python number would end in a
             ``SystemError``, and numpy scalars would never be taken.
     """
-    found = _installed("mindspore")
+    found = _read_version("mindspore")
     if found is None and importlib.util.find_spec("mindspore") is None:
         raise MissingExtraError("mindspore", "mindspore", "msprobe.mindspore")
-    numpy = _installed("numpy")
+    numpy = _read_version("numpy")
     if found is None or numpy is None:
         return
     if _numbers(found)[:2] <= _LAST_FOR_NUMPY_1 and _numbers(numpy)[:1] >= (2,):
@@ -109,7 +109,7 @@ def _made_by_mindspore(torch: Any, mindspore: Any) -> bool:
         return False
 
 
-def _installed(package: str) -> str | None:
+def _read_version(package: str) -> str | None:
     try:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

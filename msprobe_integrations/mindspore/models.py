@@ -37,7 +37,7 @@ def prefix_of(module: Any) -> str:
     return "Cell" if is_cell(module) else "Module"
 
 
-def named(model: Any) -> Iterable[tuple[str, Any]]:
+def iterate_named_cells(model: Any) -> Iterable[tuple[str, Any]]:
     """Every Cell or module with its path, the model itself first (``""``)."""
     found: Iterable[tuple[str, Any]] = model.cells_and_names() if is_cell(model) else model.named_modules()
     return found
@@ -60,6 +60,6 @@ def parts_of(models: Sequence[Any]) -> list[Mapping[str, Any]]:
     return [
         place
         for model in models
-        for _, module in named(model)
+        for _, module in iterate_named_cells(model)
         for place in (module._cells if is_cell(module) else module._modules, parameters_of(module))
     ]

@@ -24,11 +24,11 @@ from msprobe_integrations.mindspore import environment, reliance
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.environment import MindSporeError
 from msprobe_integrations.mindspore.randomness.seeds import seed_all, undo_seed_all
-from msprobe_integrations.mindspore.ranks.job import initialized
+from msprobe_integrations.mindspore.ranks.job import is_initialized
 
 
 def _packages(monkeypatch: pytest.MonkeyPatch, **versions: str) -> None:
-    monkeypatch.setattr(environment, "_installed", versions.get)
+    monkeypatch.setattr(environment, "_read_version", versions.get)
 
 
 def test_this_environment_works() -> None:
@@ -148,7 +148,7 @@ def test_a_numpy_that_it_was_not_compiled_for(monkeypatch: pytest.MonkeyPatch) -
     """A numpy with which MindSpore cannot work is said in place of names."""
     assert reliance.trouble() == ""
     monkeypatch.setattr("msprobe_integrations.mindspore.reliance.importlib.import_module", lambda _: environment.check())
-    monkeypatch.setattr(environment, "_installed", {"mindspore": "2.10.0", "numpy": "2.4.6"}.get)
+    monkeypatch.setattr(environment, "_read_version", {"mindspore": "2.10.0", "numpy": "2.4.6"}.get)
     assert "pip install 'numpy<2'" in framework_report.report(reliance)["error"]
 
 
@@ -259,7 +259,7 @@ def test_the_rank_is_the_assigned_one_the_communication_s_or_the_launcher_s(monk
     for name in ("RANK_ID", "RANK", "RANK_SIZE", "WORLD_SIZE", "MS_WORKER_NUM"):
         monkeypatch.delenv(name, raising=False)
     backend = MindSporeBackend()
-    assert not initialized()
+    assert not is_initialized()
     assert (backend.rank(), backend.world_size()) == (None, 1)
     monkeypatch.setenv("RANK", "7")
     monkeypatch.setenv("MS_WORKER_NUM", "8")

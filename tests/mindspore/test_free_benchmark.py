@@ -224,7 +224,7 @@ def test_failures_of_the_second_run_are_counted(tmp_path: Path) -> None:
 @pytest.mark.parametrize("handler", ["check", "fix"])
 def test_a_second_run_without_a_kernel_does_not_come_back(handler: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """MindSpore reports a failure again in later calls; those of the training do not see it. (bfloat16 stands for a missing kernel.)"""
-    monkeypatch.setattr(checker, "_improved", lambda tensor: tensor.astype(mindspore.bfloat16))
+    monkeypatch.setattr(checker, "_improve_precision", lambda tensor: tensor.astype(mindspore.bfloat16))
     monkeypatch.setattr(mindspore, "float32", mindspore.bfloat16)
     around = debugger(tmp_path, handler_type=handler, list=["Functional.softmax", "Functional.erfinv"])
     x = Tensor(np.linspace(0, 0.5, 16).reshape(4, 4), mindspore.float16)

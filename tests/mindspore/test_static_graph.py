@@ -158,7 +158,7 @@ def test_a_program_that_cannot_be_compiled_with_probes_is_compiled_without(tmp_p
 
         return construct
 
-    monkeypatch.setattr(compiled, "probed", unreadable)
+    monkeypatch.setattr(compiled, "add_probes", unreadable)
     assert train("graph", PrecisionDebugger(config(tmp_path))) == plain("graph")
 
 

@@ -14,7 +14,7 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import NODE_ONLY, Entry
 from msprobe_integrations.common.capture.calls import ALWAYS, Call
 from msprobe_integrations.mindspore.capture.api_names import COLLECTIVES
-from msprobe_integrations.mindspore.capture.collectives import Waiting, written
+from msprobe_integrations.mindspore.capture.collectives import Waiting, find_unread_argument
 from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS, Names
 
@@ -106,7 +106,7 @@ class ApiCapture:
             if prefix not in COLLECTIVES:
                 recorder.begin(call, args, kwargs, _DEPTH)
                 return Note(call)
-            recorder.begin(call, args, kwargs, _DEPTH, written(prefix, api, len(args)))
+            recorder.begin(call, args, kwargs, _DEPTH, find_unread_argument(prefix, api, len(args)))
             call.watch = False
             return Note(call, (prefix, api, args, kwargs))
         except Exception as error:

@@ -47,7 +47,7 @@ def named_infos(models: Models) -> list[CellInfo]:
     many = not models_of.is_model(models)
     infos = []
     for index, model in enumerate(models if many else [models]):
-        for path, cell in models_of.named(model):
+        for path, cell in models_of.iterate_named_cells(model):
             if path and _RECOMPUTE not in path:
                 infos.append(CellInfo(cell, f"{index}.{path}" if many else path))
     return infos
@@ -98,27 +98,27 @@ class CellCapture(NamedModules[CellInfo]):
         recursion_room.narrow(self)
 
     def _handler(self, entrance: type) -> Callable[..., Any]:
-        def called(following: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:
+        def record_call(following: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:
             info = self._known.get(id(cell))
             if info is None or info.entrance is not entrance or info.module is not cell or not self._on():
                 return following(cell, *args, **kwargs)
             recorded = recording()
-            call = self._begin(info, args, kwargs)
+            call = self._begin_call(info, args, kwargs)
             if call is not None and self._recorder.taps:
-                return self._tapped(call, following, cell, args, kwargs)
+                return self._call_with_taps(call, following, cell, args, kwargs)
             try:
                 result = following(cell, *args, **kwargs)
             except BaseException:
-                self._end(call, None, failed=True)
+                self._end_call(call, None, failed=True)
                 raise
             if not recorded and call is not None and call.watch:  # its inputs are followed since it was called
-                self._follow(call, args, kwargs)
-            self._end(call, result)
+                self._record_edges(call, args, kwargs)
+            self._end_call(call, result)
             return result
 
-        return called
+        return record_call
 
-    def _tapped(self, call: Call, following: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
+    def _call_with_taps(self, call: Call, following: Callable[..., Any], cell: Any, args: Any, kwargs: Any) -> Any:
         """The call of a Cell where gradients come from operators around it."""
         recorder = self._recorder
         try:
@@ -129,9 +129,9 @@ class CellCapture(NamedModules[CellInfo]):
         try:
             result = following(cell, *args, **kwargs)
         except BaseException:
-            self._end(call, None, failed=True)
+            self._end_call(call, None, failed=True)
             raise
-        self._end(call, result)
+        self._end_call(call, result)
         try:
             return recorder.tap_output(call, result)
         except Exception as error:
@@ -139,7 +139,7 @@ class CellCapture(NamedModules[CellInfo]):
             self._fail(error)
             return result
 
-    def _begin(self, info: CellInfo, args: Any, kwargs: Any) -> Call | None:
+    def _begin_call(self, info: CellInfo, args: Any, kwargs: Any) -> Call | None:
         try:
             call = self.call(info)
             self._recorder.begin(call, args, kwargs, _DEPTH)
@@ -151,14 +151,14 @@ class CellCapture(NamedModules[CellInfo]):
             self._fail(error)
             return None
 
-    def _follow(self, call: Call, args: Any, kwargs: Any) -> None:
+    def _record_edges(self, call: Call, args: Any, kwargs: Any) -> None:
         try:
             call.edges = self._recorder.edges(args, kwargs, False)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
 
-    def _end(self, call: Call | None, result: Any, failed: bool = False) -> None:
+    def _end_call(self, call: Call | None, result: Any, failed: bool = False) -> None:
         if call is None:
             return
         try:

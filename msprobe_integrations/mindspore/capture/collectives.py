@@ -39,7 +39,7 @@ def in_place(prefix: str) -> bool:
     return prefix == _MINT or environment.adapter()
 
 
-def written(prefix: str, api: str, count: int) -> int:
+def find_unread_argument(prefix: str, api: str, count: int) -> int:
     """Position of an argument that is not read, -1 when there is none. `count`: of positional arguments."""
     place = _WRITTEN.get(api, -1) if in_place(prefix) else -1
     return place if place < count else -1
@@ -62,12 +62,12 @@ class Waiting:
     def finish(self, call: Call, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], result: Any) -> None:
         """The function has returned: note the output, now or when it is waited for."""
         handles = handles_in(result)
-        call.tags = {**described(prefix, api, args, kwargs), "async": bool(handles)}
+        call.tags = {**describe_operation(prefix, api, args, kwargs), "async": bool(handles)}
         output = (*args, *kwargs.values()) if in_place(prefix) else without_handles(result)
         if not handles:
             self._recorder.end(call, output, None)
             return
-        entry = self._recorder.started(call)
+        entry = self._recorder.reserve_record(call)
         if entry is not None:
             handle = handles[-1]  # of several (batch_isend_irecv) the last one ends the operation
             self._look_at(type(handle))
@@ -80,7 +80,7 @@ class Waiting:
             for _, entry, output in waiting:
                 assert isinstance(entry.tags, dict)
                 entry.tags["incomplete"] = True
-                self._recorder.finished(entry, output, "in_flight")
+                self._recorder.complete_record(entry, output, "in_flight")
 
     def close(self) -> None:
         """Look at nobody's handles any more."""
@@ -91,13 +91,13 @@ class Waiting:
     def _look_at(self, kind: type) -> None:
         if kind not in self._watched:
             self._watched.add(kind)
-            self._patches.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._waited)
+            self._patches.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._complete_after_wait)
 
-    def _waited(self, following: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
+    def _complete_after_wait(self, following: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(handle, *args, **kwargs)
         for _, entry, output in self._open.pop(id(handle), ()):
             try:
-                self._recorder.finished(entry, output)
+                self._recorder.complete_record(entry, output)
             except Exception as error:
                 raise_of_training(error)
                 self._fail(error)
@@ -129,7 +129,7 @@ def _signature(prefix: str, api: str) -> inspect.Signature:
     return inspect.signature(getattr(mint.distributed if prefix == _MINT else comm_func, api))
 
 
-def described(prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
+def describe_operation(prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> dict[str, Any]:
     """Facts about an operation: ``group_ranks`` (global ranks), ``reduce``, ``root`` or ``peer``, as far as it has them."""
     try:
         bound = _signature(prefix, api).bind(*args, **kwargs)

@@ -31,7 +31,7 @@ from msprobe_integrations.mindspore.capture.api import ApiCapture, Note
 from msprobe_integrations.mindspore.capture.cells import CellCapture
 from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.hooks import autograd
-from msprobe_integrations.mindspore.models import as_list, named
+from msprobe_integrations.mindspore.models import as_list, iterate_named_cells
 from msprobe_integrations.patching import FunctionPatches
 
 
@@ -77,7 +77,7 @@ class Capture:
     def _members(self, models: Any, anew: bool) -> None:
         """Cells whose primitives and functions are looked at: those of the models, and these themselves."""
         known = {} if anew else {id(cell): cell for cell in self._cells}
-        known |= {id(cell): cell for model in as_list(models) for _, cell in named(model)}
+        known |= {id(cell): cell for model in as_list(models) for _, cell in iterate_named_cells(model)}
         if list(known) != [id(cell) for cell in self._cells]:
             self._cells = list(known.values())
             if self._primitives is not None:
@@ -167,13 +167,13 @@ class PrimitiveCapture:
     def _handler(self, entrance: type) -> Callable[..., Any]:
         api = self._api
 
-        def called(following: Callable[..., Any], primitive: Any, *args: Any, **kwargs: Any) -> Any:
+        def record_call(following: Callable[..., Any], primitive: Any, *args: Any, **kwargs: Any) -> Any:
             found = self._known.get(id(primitive))
             if found is None or found[3] is not entrance or not api.sees():
                 return following(primitive, *args, **kwargs)
             return api.around(found[1], found[2], following, (primitive, *args), kwargs, skip=1)
 
-        return called
+        return record_call
 
 
 _PLACES = ("mindspore.graph._utils.pijit_context", "mindspore.common._pijit_context")
@@ -207,7 +207,7 @@ class JitCapture:
             return
         executor = getattr(environment.api_module(), "_JitExecutor", None)
         if executor is not None:
-            self._patches.add(executor, "__call__", self._called)
+            self._patches.add(executor, "__call__", self._record_call)
         if _bytecode is not None:
             self._patches.add(_bytecode, "PreJit", self._arguments)
             self._patches.add(_bytecode.PIJitCaptureContext, "__enter__", self._enter)
@@ -217,7 +217,7 @@ class JitCapture:
         self._patches.close()
         self._open.clear()
 
-    def _called(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def _record_call(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
         api = self._api
         if not api.sees():
             return following(executor, *args, **kwargs)

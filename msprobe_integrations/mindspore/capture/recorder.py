@@ -133,7 +133,7 @@ class Recorder(CallRecorder):
                 super().end(call, None, None, failed=True)
             raise
 
-    def started(self, call: Call) -> Entry | None:
+    def reserve_record(self, call: Call) -> Entry | None:
         """An operation that returns before it has an output: its record has its place now. None: it is not kept."""
         if not call.keep:
             self.end(call, None, None)
@@ -147,7 +147,7 @@ class Recorder(CallRecorder):
         call.inputs = call.keywords = call.frame = None
         return entry
 
-    def finished(self, entry: Entry, output: Any, why: str = "") -> None:
+    def complete_record(self, entry: Entry, output: Any, why: str = "") -> None:
         """Its output is there; `why`: it is not, and never will be looked at."""
         reduce = self.reduce if self.keeper is None else self.reduce_for(entry.name)
         if self.outputs:

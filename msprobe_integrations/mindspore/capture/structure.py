@@ -17,7 +17,7 @@ _DTYPE: Any = type(mindspore.float32).__mro__[-2]  # the class of all types of M
 _SPARSE = tuple(kind for name in ("CSRTensor", "COOTensor", "RowTensor") if isinstance(kind := getattr(mindspore, name, None), type))
 
 
-def _opened(value: Any) -> dict[str, Any] | None:
+def _open_container(value: Any) -> dict[str, Any] | None:
     if _SPARSE and isinstance(value, _SPARSE):
         return {name: getattr(value, name) for name in ("indptr", "indices", "values") if hasattr(value, name)}
     return opened(value)
@@ -42,5 +42,5 @@ def _array(value: np.ndarray[Any, Any], reduce: Reduce) -> TensorRef | Opaque:
     return TensorRef(ref.row, intern("numpy.ndarray", str(value.dtype), value.shape, None, "cpu", shown.extra))
 
 
-convert = converter(Tensor, _opened, _other)
-tensors_in = finder(Tensor, _opened)
+convert = converter(Tensor, _open_container, _other)
+tensors_in = finder(Tensor, _open_container)

@@ -12,7 +12,7 @@ from msprobe_engine.config.collect.resolved import CODE, Resolved, entry, resolv
 from msprobe_engine.config.environment.variables import Environment
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.mindspore.models import named_parameters
-from msprobe_integrations.mindspore.ranks.job import initialized
+from msprobe_integrations.mindspore.ranks.job import is_initialized
 from msprobe_integrations.mindspore.tensors.memory import array_at
 
 _CONTEXT = ("mode", "device_target", "deterministic", "jit_level", "max_call_depth")
@@ -51,7 +51,7 @@ class Start:
 
 def ranks() -> tuple[int, int]:
     """Rank of this process and number of ranks: of the communication, else as the launcher's environment says."""
-    if initialized():
+    if is_initialized():
         return mindspore.communication.get_rank(), mindspore.communication.get_group_size()
     return job.rank(), job.world_size()
 

@@ -13,7 +13,7 @@ from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.core import redaction
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.statistics.digest import digest_array
-from msprobe_integrations.mindspore.hooks.autograd import settle
+from msprobe_integrations.mindspore.hooks.autograd import wait_for_operators
 from msprobe_integrations.mindspore.models import named_parameters
 
 _DEEPEST = 32
@@ -24,15 +24,15 @@ def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], 
     """(the existing tool's entry, ours) of the parameters. Those of the first cell have their own names, those of cell i ``{i}:name``.
 
     Raises:
-        Exception: of the training, see `autograd.settle`; no other.
+        Exception: of the training, see `autograd.wait_for_operators`; no other.
     """
-    settle()
+    wait_for_operators()
     existing: dict[str, Any] = {}
     ours: dict[str, Any] = {}
     for number, cell in enumerate(cells):
         prefix = f"{number}:" if number else ""
         for name, parameter in named_parameters(cell):
-            ours[prefix + name] = {"kind": "parameter", **_described(parameter)}
+            ours[prefix + name] = {"kind": "parameter", **_describe_tensor(parameter)}
             if statistics and (made := _statistics(parameter, as_weight=True)) is not None:
                 existing[prefix + name] = made
     return existing, ours
@@ -40,19 +40,19 @@ def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], 
 
 def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the existing tool's entry, ours) of what a cell is called with. Raises as `weights`."""
-    settle()
+    wait_for_operators()
     args, kwargs = redaction.hide_names(args), redaction.hide_names(kwargs)
     ours: dict[str, Any] = {}
     for tag, value in (*_leaves("args", args, 0), *_leaves("kwargs", kwargs, 0)):
         if isinstance(value, (mindspore.Tensor, np.ndarray)):
-            ours[tag] = _described(value, samples=True)
+            ours[tag] = _describe_tensor(value, samples=True)
             if (hides := redaction.active()) is not None:
                 ours[tag] = hides.facts(ours[tag]["dtype"], ours[tag])
         elif value is None or isinstance(value, (bool, int, float, str)):
             ours[tag] = redaction.argument_fact(value) or {"value": mask_setting(tag.rpartition(".")[2], value)}
         else:
             ours[tag] = {"class": type(value).__name__}
-    return {"args": _existing(args, 0), "kwargs": _existing(dict(kwargs), 0)}, ours
+    return {"args": _describe_for_existing_tool(args, 0), "kwargs": _describe_for_existing_tool(dict(kwargs), 0)}, ours
 
 
 def _leaves(tag: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -68,7 +68,7 @@ def _leaves(tag: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield from _leaves(f"{tag}.{key}", item, depth + 1)
 
 
-def _described(tensor: Any, samples: bool = False) -> dict[str, Any]:
+def _describe_tensor(tensor: Any, samples: bool = False) -> dict[str, Any]:
     found: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).lower(), "digest": None}
     try:
         data = _bits(tensor)
@@ -87,11 +87,11 @@ def _bits(tensor: Any) -> npt.NDArray[Any]:
     return data if data.dtype.kind in "biufc" else data.view(f"u{data.dtype.itemsize}")
 
 
-def _existing(value: Any, depth: int) -> Any:
+def _describe_for_existing_tool(value: Any, depth: int) -> Any:
     if isinstance(value, (list, tuple)) and depth < _DEEPEST:
-        return {str(i): _existing(item, depth + 1) for i, item in enumerate(value)}
+        return {str(i): _describe_for_existing_tool(item, depth + 1) for i, item in enumerate(value)}
     if isinstance(value, dict) and depth < _DEEPEST:
-        return {str(key): _existing(item, depth + 1) for key, item in value.items()}
+        return {str(key): _describe_for_existing_tool(item, depth + 1) for key, item in value.items()}
     if isinstance(value, mindspore.Tensor):
         if redaction.active() is not None and redaction.is_integer(str(value.dtype)):
             return ""

@@ -53,7 +53,7 @@ class TensorSaver(BaseTensorSaver):
         if ref.row in files.kept or self._redacted(files, ref):
             return ref
         try:
-            return self._take(files, tensor, ref)
+            return self._copy_tensor(files, tensor, ref)
         except Exception as error:
             if is_of_training(error):
                 raise
@@ -61,7 +61,7 @@ class TensorSaver(BaseTensorSaver):
             self._faults.fail("tensor copies", error, disable=False, hint="the tensor has no file, its statistics are there")
             return ref
 
-    def _take(self, files: StepFiles, tensor: Any, ref: TensorRef) -> TensorRef:
+    def _copy_tensor(self, files: StepFiles, tensor: Any, ref: TensorRef) -> TensorRef:
         description = ref.description
         size = item_size(description.dtype)
         if size is None:
@@ -86,14 +86,14 @@ class TensorSaver(BaseTensorSaver):
             return
         try:
             word = f"V{size}"
-            np.copyto(np.frombuffer(payload.view, word).reshape(shape), strided(memory.pointer, shape, memory.steps(), word))
+            np.copyto(np.frombuffer(payload.view, word).reshape(shape), view_memory(memory.pointer, shape, memory.steps(), word))
         except BaseException as error:
             self.store.spoil(files, payload, f"{type(error).__name__}: {str(error)[:120]}")
             raise
         self.store.add(files, payload)
 
 
-def strided(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], word: str) -> np.ndarray[Any, Any]:
+def view_memory(pointer: int, shape: tuple[int, ...], strides: tuple[int, ...], word: str) -> np.ndarray[Any, Any]:
     """The elements at `pointer` as an array over their memory.
 
     Args:

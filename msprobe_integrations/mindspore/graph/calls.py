@@ -80,34 +80,34 @@ class GraphCalls:
 
     # ---- the listener ----
 
-    def begin(self, cell: int, arguments: int) -> int:
+    def begin_call(self, cell: int, arguments: int) -> int:
         """See `probes.Listener`."""
         try:
             with self._lock:
-                return self._begin(self.cells[cell], arguments) if self._on() else NO_TOKEN
+                return self._begin_call(self.cells[cell], arguments) if self._on() else NO_TOKEN
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
             return NO_TOKEN
 
-    def see(self, token: int, place: int, value: Any) -> None:
+    def add_tensor(self, token: int, place: int, value: Any) -> None:
         """See `probes.Listener`."""
         try:
             with self._lock:
                 call = self._calls.get(token)
                 if call is not None:
-                    self._see(call, notes.place_of(place), value)
+                    self._add_tensor(call, notes.place_of(place), value)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
 
-    def end(self, token: int, result: int) -> None:
+    def end_call(self, token: int, result: int) -> None:
         """See `probes.Listener`."""
         try:
             with self._lock:
                 call = self._calls.get(token)
                 if call is not None:
-                    self._end(call, result)
+                    self._end_call(call, result)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
@@ -122,7 +122,7 @@ class GraphCalls:
             raise_of_training(error)
             self._fail(error)
 
-    def _begin(self, info: CellInfo, arguments: int) -> int:
+    def _begin_call(self, info: CellInfo, arguments: int) -> int:
         recorder = self._recorder
         while self._open and any(call.owner is info for call in self._open):  # a graph that was cut off has left it
             self._open.pop()
@@ -159,20 +159,20 @@ class GraphCalls:
         call.keep = call.wanted and started
         call.watch = recorder.backward and bool(own & BACKWARD)
 
-    def _see(self, call: GraphCall, place: notes.Place, value: Any) -> None:
+    def _add_tensor(self, call: GraphCall, place: notes.Place, value: Any) -> None:
         recorder = self._recorder
         if place.part in (notes.GRAD_OF_INPUT, notes.GRAD_OF_OUTPUT):
             is_wanted = recorder.inputs if place.part == notes.GRAD_OF_OUTPUT else recorder.outputs
             if call.watch and is_wanted:
-                call.gradients[place.part, place.path] = self._row(_shaped(value, place), place.dtype, call.backward_name)
+                call.gradients[place.part, place.path] = self._row(_restore_shape(value, place), place.dtype, call.backward_name)
             return
         is_wanted = call.keep and recorder.inputs if place.part == notes.INPUT else call.wanted
         if place.part == notes.OUTPUT:
             is_wanted = is_wanted and recorder.outputs
         if is_wanted and (place.part, place.path) not in call.values:
-            call.values[place.part, place.path] = self._row(_shaped(value, place), place.dtype, call.name)
+            call.values[place.part, place.path] = self._row(_restore_shape(value, place), place.dtype, call.name)
 
-    def _end(self, call: GraphCall, result: int) -> None:
+    def _end_call(self, call: GraphCall, result: int) -> None:
         while self._open:
             if self._open.pop() is call:
                 break
@@ -362,7 +362,7 @@ def _python_call(outer: Call | None, info: CellInfo) -> Call | None:
     return outer if outer is not None and getattr(outer.owner, "module", None) is info.module else None
 
 
-def _shaped(value: Any, place: notes.Place) -> Any:
+def _restore_shape(value: Any, place: notes.Place) -> Any:
     """The value with the dimensions that the program's tensor has."""
     return value.reshape(()) if place.scalar and isinstance(value, np.ndarray) else value
 

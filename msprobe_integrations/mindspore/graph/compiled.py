@@ -1,4 +1,4 @@
-"""The probed ``construct``: code that MindSpore's compiler reads. Everything in here but `probed` is written for it, not for Python.
+"""The probed ``construct``: code that MindSpore's compiler reads. Everything in here but `add_probes` is written for it, not for Python.
 
 The compiler takes functions apart from their source, resolves names when it gets to them and unrolls what is constant. So there is no
 recursion (nested containers have one function per level), no ``try``, and no annotations; closures over operators and numbers are fine.
@@ -20,7 +20,7 @@ from msprobe_integrations.mindspore.graph import notes
 from msprobe_integrations.mindspore.graph.probes import BEGIN, END, PARAMETER, SEE, TAP
 
 way, has_gradient, place = notes.way, notes.has_gradient, notes.place
-tensor, constant, sequence, mapping, watched = notes.tensor, notes.constant, notes.sequence, notes.mapping, notes.watched
+tensor, constant, sequence, mapping, watched = notes.tensor, notes.constant, notes.sequence, notes.note_mapping, notes.note_gradient
 INPUT, OUTPUT, OWN = notes.INPUT, notes.OUTPUT, notes.PARAMETER
 
 
@@ -32,10 +32,10 @@ def _note_leaf(value):
     return 0
 
 
-def _noting(inner):
+def _make_noting_level(inner):
     """One level of containers more than `inner` looks into."""
 
-    def note(value):
+    def note_members(value):
         if isinstance(value, (tuple, list)):
             members = ()
             for member in value:
@@ -50,7 +50,7 @@ def _noting(inner):
             return mapping(keys, members)
         return _note_leaf(value)
 
-    return note
+    return note_members
 
 
 def _see_leaf(value, part, path, token):
@@ -79,10 +79,10 @@ def _tap_leaf(value, part, path, token):
     return TAP(value, here, token)
 
 
-def _seeing(inner):
+def _make_reporting_level(inner):
     """Hand the tensors inside `value` to Python."""
 
-    def see(value, part, path, token):
+    def report_members(value, part, path, token):
         if isinstance(value, (tuple, list)):
             index = 0
             for member in value:
@@ -95,10 +95,10 @@ def _seeing(inner):
             _see_leaf(value, part, path, token)
         return value
 
-    return see
+    return report_members
 
 
-def _tapping(inner, seen, own):
+def _make_tapping_level(inner, seen, own):
     """The same, and their gradients; gives `value` with its tensors sent through taps. Tuples are built anew, which nobody can tell. Lists
     and dicts may be changed by who gave them: they are built anew when they are the call's `own` ones, else they stay what they are, and
     gradients of what they hold are not seen."""
@@ -131,20 +131,20 @@ def _tapping(inner, seen, own):
 
 
 # arguments are a container themselves, so there are three levels of the program's own
-_note_4 = _noting(_noting(_noting(_noting(_note_leaf))))
-_see_2 = _seeing(_seeing(_see_leaf))
-_see_4 = _seeing(_seeing(_see_2))
-_tap_2 = _tapping(_tapping(_tap_leaf, _see_leaf, False), _seeing(_see_leaf), False)
-_tap_4 = _tapping(_tapping(_tap_2, _see_2, False), _seeing(_see_2), False)
-_tap_own_2 = _tapping(_tapping(_tap_leaf, _see_leaf, True), _see_leaf, True)
-_tap_own_4 = _tapping(_tapping(_tap_own_2, _see_leaf, True), _see_leaf, True)
+_note_4 = _make_noting_level(_make_noting_level(_make_noting_level(_make_noting_level(_note_leaf))))
+_see_2 = _make_reporting_level(_make_reporting_level(_see_leaf))
+_see_4 = _make_reporting_level(_make_reporting_level(_see_2))
+_tap_2 = _make_tapping_level(_make_tapping_level(_tap_leaf, _see_leaf, False), _make_reporting_level(_see_leaf), False)
+_tap_4 = _make_tapping_level(_make_tapping_level(_tap_2, _see_2, False), _make_reporting_level(_see_2), False)
+_tap_own_2 = _make_tapping_level(_make_tapping_level(_tap_leaf, _see_leaf, True), _see_leaf, True)
+_tap_own_4 = _make_tapping_level(_make_tapping_level(_tap_own_2, _see_leaf, True), _see_leaf, True)
 
 
 def _arguments(args, kwargs):
     return sequence((_note_4(args), _note_4(kwargs)))
 
 
-def probed(original: Callable[..., Any], cell: int, parameters: Mapping[str, Any], *, backward: bool) -> Callable[..., Any]:
+def add_probes(original: Callable[..., Any], cell: int, parameters: Mapping[str, Any], *, backward: bool) -> Callable[..., Any]:
     """A ``construct`` that does what `original` does. Python runs it as it is; the compiler reads another one in its place (it looks
     through ``__wrapped__``), which tells the listener of `probes` what happens.
 
@@ -200,7 +200,7 @@ def gradient_hook(parameter: int, dtype: str) -> Callable[..., Any]:
         dtype: of the parameter, as its tensors print it.
     """
 
-    def widened(grad):
+    def report_as_float32(grad):
         PARAMETER(ops.cast(grad, mindspore.float32), watched(parameter))
         return grad
 
@@ -208,4 +208,4 @@ def gradient_hook(parameter: int, dtype: str) -> Callable[..., Any]:
         PARAMETER(grad, watched(parameter))
         return grad
 
-    return widened if dtype == "BFloat16" else plain
+    return report_as_float32 if dtype == "BFloat16" else plain

@@ -34,7 +34,7 @@ class Instrument(Protocol):
         """Change them back."""
         ...
 
-    def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
+    def note_graph(self, has: Sequence[str], refused: Exception | None) -> None:
         """A graph is there that `has` probes for these; `refused`: what the compiler had against more of them."""
         ...
 
@@ -63,13 +63,13 @@ class CompileWatch:
         for name in _EXECUTORS:
             executor = getattr(_c_expression, name, None)
             if executor is not None and "compile" in vars(executor):
-                self._patches.add(executor, "compile", self._called)
+                self._patches.add(executor, "compile", self._watch_compilation)
 
     def remove(self) -> None:
         """Stop watching. Graphs that are compiled stay as they are."""
         self._patches.close()
 
-    def _called(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
+    def _watch_compilation(self, following: Callable[..., Any], executor: Any, *args: Any, **kwargs: Any) -> Any:
         if self._busy:  # a graph inside of another one
             return following(executor, *args, **kwargs)
         return self._compile(lambda: following(executor, *args, **kwargs))
@@ -88,11 +88,11 @@ class CompileWatch:
                     continue
                 finally:
                     self._instrument.take_off()
-                self._instrument.compiled(["forward calls", GRADIENTS] if backward else ["forward calls"], refused)
+                self._instrument.note_graph(["forward calls", GRADIENTS] if backward else ["forward calls"], refused)
                 return made
             made = make()  # what it raises now is the program's own
             if refused is not None:
-                self._instrument.compiled([], refused)
+                self._instrument.note_graph([], refused)
             return made
         finally:
             self._busy = False

@@ -25,7 +25,7 @@ from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.graph import compiled, notes, probes
 from msprobe_integrations.mindspore.graph.calls import PART, GraphCalls
 from msprobe_integrations.mindspore.graph.compiles import GRADIENTS, CompileWatch, forget_graphs
-from msprobe_integrations.mindspore.hooks.autograd import settle
+from msprobe_integrations.mindspore.hooks.autograd import wait_for_operators
 from msprobe_integrations.mindspore.models import is_cell
 
 _log = get_logger()
@@ -72,7 +72,7 @@ class GraphCapture:
             if self._recorder.backward:
                 for info in fresh:
                     self._watch_parameters(info)
-            probes.listen(self._calls)
+            probes.set_listener(self._calls)
             if fresh and forget_graphs([info.module for info in fresh]):
                 _log.warning(
                     "graphs were compiled before PrecisionDebugger.start() was given the model: they are compiled again, with probes. "
@@ -87,9 +87,9 @@ class GraphCapture:
         """Begin to see calls.
 
         Raises:
-            Exception: of the training, see `autograd.settle`.
+            Exception: of the training, see `autograd.wait_for_operators`.
         """
-        self._settle()
+        self._wait_for_graphs()
         self._calls.begin_window()
         self.on = True
 
@@ -97,11 +97,11 @@ class GraphCapture:
         """See no new calls; gradients of those that were seen still come.
 
         Raises:
-            Exception: of the training, see `autograd.settle`.
+            Exception: of the training, see `autograd.wait_for_operators`.
         """
         try:
             if self.on:
-                self._settle()
+                self._wait_for_graphs()
         finally:
             self.on = False
 
@@ -117,17 +117,17 @@ class GraphCapture:
         for handle in self._handles:
             handle.remove()
         self._handles = []
-        if probes.listening() is self._calls:  # which keeps the Cells and all records of this dump alive
-            probes.listen(None)
+        if probes.get_listener() is self._calls:  # which keeps the Cells and all records of this dump alive
+            probes.set_listener(None)
 
     def end_step(self) -> None:
         """Make the backward records of the step. Called before the records of the step are counted.
 
         Raises:
-            Exception: of the training, see `autograd.settle`.
+            Exception: of the training, see `autograd.wait_for_operators`.
         """
         with self._faults.guard(PART):
-            settle()  # graphs may run on while Python goes ahead
+            wait_for_operators()  # graphs may run on while Python goes ahead
             self._calls.end_step()
 
     def _name(self, models: Any) -> list[CellInfo]:
@@ -159,17 +159,17 @@ class GraphCapture:
                 self._calls.parameters.append((info, name))
                 self._handles.append(parameter.register_hook(_in_graphs(compiled.gradient_hook(number, str(parameter.dtype)))))
 
-    def _settle(self) -> None:
+    def _wait_for_graphs(self) -> None:
         """Graphs may run on while Python goes ahead: what was called inside of the window is seen, what was called before it is not."""
         if self._probed:
             with self._faults.guard(PART):
-                settle()
+                wait_for_operators()
 
     # ---- `compiles.Instrument` ----
 
     def put_on(self, backward: bool) -> None:
         """Give the Cells a ``construct`` that the compiler reads with probes."""
-        self._written = notes.written()
+        self._written = notes.count_notes()
         for info in self._infos:
             cell = info.module
             if any("bprop" in vars(kind) for kind in type(cell).__mro__ if kind is not nn.Cell):
@@ -183,7 +183,7 @@ class GraphCapture:
                     "recompute in graphs",
                     f"{info.base} and others are recomputed in a compiled graph: they have forward records, and no gradients of their own",
                 )
-            made = compiled.probed(cell.construct, self._numbers[id(cell)], parameters, backward=backward and not again)
+            made = compiled.add_probes(cell.construct, self._numbers[id(cell)], parameters, backward=backward and not again)
             object.__setattr__(cell, "construct", made.__get__(cell, type(cell)))
             self._restore.append((cell, had))
 
@@ -196,9 +196,9 @@ class GraphCapture:
                 object.__setattr__(cell, "construct", had)
         self._restore = []
 
-    def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
+    def note_graph(self, has: Sequence[str], refused: Exception | None) -> None:
         """A graph is there. One that nothing was noted of has nothing of the model in it: optimizers are graphs of their own."""
-        if notes.written() == self._written:
+        if notes.count_notes() == self._written:
             has = ()
         self._probed = self._probed or bool(has)
         if GRADIENTS in has:

@@ -39,7 +39,7 @@ from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.environment import api_module
 from msprobe_integrations.mindspore.graph.calls import HostArray
 from msprobe_integrations.mindspore.graph.compiles import CompileWatch
-from msprobe_integrations.mindspore.hooks.autograd import settle
+from msprobe_integrations.mindspore.hooks.autograd import wait_for_operators
 from msprobe_integrations.mindspore.models import as_list
 from msprobe_integrations.mindspore.ranks.job import Job
 
@@ -92,7 +92,7 @@ class KernelCapture:
         """A wanted step begins, or goes on."""
         if not self._open:
             self._open = True
-            self._take(wanted=False)
+            self._collect_files(wanted=False)
         self.on = True
         self._pipeline.level = "L2"
 
@@ -110,19 +110,19 @@ class KernelCapture:
         self._watch.remove()
         if self._pipeline.faults.is_enabled(PART):
             with self._pipeline.faults.guard(PART):
-                self._take(wanted=False)
+                self._collect_files(wanted=False)
 
     def end_step(self) -> list[list[str]]:
         """Make the records of the step.
 
         Raises:
-            Exception: of the training, see `autograd.settle`.
+            Exception: of the training, see `autograd.wait_for_operators`.
         """
         self._open = False
         with self._pipeline.faults.guard(PART):
-            settle()
+            wait_for_operators()
             self._wait()
-            self._take(wanted=True)
+            self._collect_files(wanted=True)
         return []
 
     # ---- `compiles.Instrument` ----
@@ -136,7 +136,7 @@ class KernelCapture:
     def take_off(self) -> None:
         """Names stay."""
 
-    def compiled(self, has: Sequence[str], refused: Exception | None) -> None:
+    def note_graph(self, has: Sequence[str], refused: Exception | None) -> None:
         """Nothing is in the graph."""
 
     # ---- files ----
@@ -167,7 +167,7 @@ class KernelCapture:
             time.sleep(_PAUSE)
         _log.warning("level L2: files of kernels still grow after %.0f s; what is not whole is left out", _LONGEST)
 
-    def _take(self, *, wanted: bool) -> None:
+    def _collect_files(self, *, wanted: bool) -> None:
         found = {path: self._files(path) for path in self._new()}
         directories = [path for path, files in found.items() if files or _is_table_of(path, self._began)]
         self._done.update(directories)
@@ -179,7 +179,7 @@ class KernelCapture:
             for path in directories:
                 if (path / STATISTIC).is_file():
                     _log.info("level L2: statistics of kernels that MindSpore made are in %s", path / STATISTIC)
-        self._settle(files, directories)
+        self._remove_unkept(files, directories)
 
     def _row(self, file: KernelFile | None) -> TensorRef | None:
         if file is None:
@@ -194,7 +194,7 @@ class KernelCapture:
             log.warn_once(f"kernel file {type(error).__name__}", f"level L2: {file.path} cannot be read, its record has no values: {error}")
             return None
 
-    def _settle(self, files: Iterable[KernelFile], directories: Iterable[Path]) -> None:
+    def _remove_unkept(self, files: Iterable[KernelFile], directories: Iterable[Path]) -> None:
         """Remove what is not kept."""
         for file in files:
             size = file.path.stat().st_size

@@ -68,7 +68,7 @@ _lock = threading.Lock()
 _written = 0
 
 
-def written() -> int:
+def count_notes() -> int:
     """How often something was noted in this process, equal things too. It grows whenever a graph with probes is compiled."""
     return _written
 
@@ -93,7 +93,7 @@ def _number(key: Hashable, made: Any, table: list[Any]) -> int:
         return found
 
 
-def _missing(dtype: str, shape: Sequence[int]) -> str:
+def _explain_missing(dtype: str, shape: Sequence[int]) -> str:
     if dtype != "BFloat16" and dtype not in _AS_IS:
         return f"no way out of a compiled graph for {dtype}"
     if any(n < 0 for n in shape):
@@ -105,7 +105,7 @@ def _missing(dtype: str, shape: Sequence[int]) -> str:
 def way(dtype: Any, shape: Any) -> int:
     """How a tensor of this kind goes to Python: `NOT`, `AS_IS` or `WIDENED`."""
     text = str(dtype)
-    return NOT if _missing(text, shape) else WIDENED if text == "BFloat16" else AS_IS
+    return NOT if _explain_missing(text, shape) else WIDENED if text == "BFloat16" else AS_IS
 
 
 @ops.constexpr
@@ -118,7 +118,7 @@ def has_gradient(dtype: Any) -> bool:
 def tensor(dtype: Any, shape: Any) -> int:
     """Note a tensor. Its shape counts only where its values do not arrive: batches of other sizes are the same note."""
     text = str(dtype)
-    missing = _missing(text, shape)
+    missing = _explain_missing(text, shape)
     made = TensorNode(text, tuple(shape) if missing else (), missing)
     return _number(("tensor", made), made, _nodes)
 
@@ -140,7 +140,7 @@ def sequence(members: Any) -> int:
 
 
 @ops.constexpr
-def mapping(keys: Any, members: Any) -> int:
+def note_mapping(keys: Any, members: Any) -> int:
     """Note a dict whose values have these numbers."""
     made = ContainerNode(tuple(str(key) for key in keys), tuple(members))
     return _number(("container", made), made, _nodes)
@@ -159,7 +159,7 @@ def place(part: int, path: Any, dtype: Any, scalar: bool) -> int:
 
 
 @ops.constexpr
-def watched(parameter: int) -> int:
+def note_gradient(parameter: int) -> int:
     """Number of a parameter whose gradient is handed on: its own."""
     global _written
     with _lock:

@@ -22,15 +22,15 @@ NO_TOKEN = 0
 class Listener(Protocol):
     """What is told of a running graph. Methods are called on threads of MindSpore's runtime, one at a time, and never raise."""
 
-    def begin(self, cell: int, arguments: int) -> int:
+    def begin_call(self, cell: int, arguments: int) -> int:
         """A call of the probed Cell number `cell` begins; `arguments`: note (see `notes`) of its (args, kwargs). Returns the token."""
         ...
 
-    def see(self, token: int, place: int, value: Any) -> None:
+    def add_tensor(self, token: int, place: int, value: Any) -> None:
         """A tensor of the call at this place: an array that is only there during this call, or a number for a tensor without dimensions."""
         ...
 
-    def end(self, token: int, result: int) -> None:
+    def end_call(self, token: int, result: int) -> None:
         """The call is over; `result`: note of what it returned."""
         ...
 
@@ -43,29 +43,29 @@ _listener: Listener | None = None
 _NOTHING = np.zeros((1,), np.int32)
 
 
-def listen(listener: Listener | None) -> None:
+def set_listener(listener: Listener | None) -> None:
     """Tell `listener` from now on, nobody when it is None. Probes stay in compiled graphs, so there is one listener per process."""
     global _listener
     _listener = listener
 
 
-def listening() -> Listener | None:
+def get_listener() -> Listener | None:
     return _listener
 
 
-def _begin(cell: int, arguments: int) -> Any:
-    return np.array([NO_TOKEN if _listener is None else _listener.begin(int(cell), int(arguments))], np.int32)
+def _report_begin(cell: int, arguments: int) -> Any:
+    return np.array([NO_TOKEN if _listener is None else _listener.begin_call(int(cell), int(arguments))], np.int32)
 
 
-def _see(value: Any, place: int, token: Any) -> Any:
+def _report_tensor(value: Any, place: int, token: Any) -> Any:
     if _listener is not None and token[0]:
-        _listener.see(int(token[0]), int(place), value)
+        _listener.add_tensor(int(token[0]), int(place), value)
     return _NOTHING
 
 
-def _end(token: Any, result: int) -> Any:
+def _report_end(token: Any, result: int) -> Any:
     if _listener is not None and token[0]:
-        _listener.end(int(token[0]), int(result))
+        _listener.end_call(int(token[0]), int(result))
     return _NOTHING
 
 
@@ -90,9 +90,9 @@ def operator(function: Any) -> Any:
     return made
 
 
-BEGIN = operator(_begin)
-SEE = operator(_see)
-END = operator(_end)
+BEGIN = operator(_report_begin)
+SEE = operator(_report_tensor)
+END = operator(_report_end)
 PARAMETER = operator(_parameter)
 
 
@@ -102,7 +102,7 @@ def _back(value, place, token, out, dout):  # type: ignore[no-untyped-def]  # no
 
 
 def _pass(value: Any, place: int, token: Any) -> Any:
-    _see(value, place, token)
+    _report_tensor(value, place, token)
     return value
 
 

@@ -69,12 +69,12 @@ def save_grad(save_dir: str, name: str, data: Any) -> Any:
     if not isinstance(data, Tensor):
         raise UsageError(f"save_grad: {name} is a {type(data).__name__}; allowed: one tensor")
 
-    def seen(_: Any, gradients: Any) -> None:
+    def save_gradients(_: Any, gradients: Any) -> None:
         for gradient in gradients:
             if isinstance(gradient, Tensor):
                 _save_members(save_dir, f"{name}_grad", gradient)
 
-    hooks = OrderedDict({0: seen})
+    hooks = OrderedDict({0: save_gradients})
     tap = _inner_ops.CellBackwardHook(name, _Owner(), hooks)
     tap.register_backward_pre_hook()
     _taps.append((tap, hooks))
@@ -117,8 +117,8 @@ def _save_members(save_dir: str, name: str, data: Any) -> None:
 _NOTHING = np.zeros((1,), np.int32)
 
 
-def _arrived(value: Any, number: int) -> Any:
-    arrived(value, int(number))
+def _write_graph_tensor(value: Any, number: int) -> Any:
+    write_graph_tensor(value, int(number))
     return _NOTHING
 
 
@@ -131,7 +131,7 @@ def _back(value, number, out, dout):  # noqa: ARG001
     return dout, 0
 
 
-_WRITE = operator(_arrived)
+_WRITE = operator(_write_graph_tensor)
 _IDENTITY = ops.Custom(_same, _same, _same, "pyfunc", bprop=_back)
 _DUMP = ops.TensorDump()
 _DUMP_GRADIENT = ops.DumpGradient()
@@ -156,7 +156,7 @@ def _save_leaf(save_dir, name, data):
     return 0
 
 
-def _saving(inner):
+def _make_saving_level(inner):
     def level(save_dir, name, data):
         if isinstance(data, (tuple, list)):
             index = 0
@@ -173,7 +173,7 @@ def _saving(inner):
     return level
 
 
-_save_3 = _saving(_saving(_saving(_save_leaf)))
+_save_3 = _make_saving_level(_make_saving_level(_make_saving_level(_save_leaf)))
 
 
 def _save_in_graph(save_dir, name, data):
@@ -256,7 +256,7 @@ def target(save_dir: Any, name: Any, dtype: Any, scalar: bool) -> int:
         return found
 
 
-def arrived(value: Any, number: int) -> None:
+def write_graph_tensor(value: Any, number: int) -> None:
     """A tensor has come out of a graph: an array, or a number for one without dimensions; float32 for bfloat16."""
     to = _targets[number]
     array = np.asarray(value, np.float32 if to.dtype == "BFloat16" else to.dtype.lower())

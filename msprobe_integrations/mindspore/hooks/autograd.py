@@ -48,7 +48,7 @@ recording: Callable[[], bool] = getattr(executor, "requires_grad", executor.grad
 """Does autograd record what is called now?"""
 
 
-def settle() -> None:
+def wait_for_operators() -> None:
     """Wait for all operators that were started, before something is done whose failures are the probe's own.
 
     Raises:

@@ -68,7 +68,7 @@ class CellHooks:
             recursion_room.narrow(self)
 
     def _handler(self, entrance: type) -> Callable[..., Any]:
-        def called(following: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:
+        def call_with_hooks(following: Callable[..., Any], cell: Any, *args: Any, **kwargs: Any) -> Any:
             places = self._at.get(id(cell))
             if places is None or places[0].entrance is not entrance or places[0].cell is not cell:
                 return following(cell, *args, **kwargs)
@@ -81,4 +81,4 @@ class CellHooks:
                     place.post(cell, args, kwargs, result)
             return result
 
-        return called
+        return call_with_hooks

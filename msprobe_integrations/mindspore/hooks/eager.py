@@ -25,7 +25,7 @@ def _gradient(grad):  # type: ignore[no-untyped-def]
     return grad
 
 
-def _nothing(*args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ARG001
+def _do_nothing(*args, **kwargs):  # type: ignore[no-untyped-def]  # noqa: ARG001
     return None
 
 
@@ -37,7 +37,7 @@ def outside_of_graphs(function: Callable[..., Any]) -> Callable[..., Any]:
         return function(*args, **kwargs)
 
     eager.__signature__ = inspect.signature(function)  # type: ignore[attr-defined]  # it is looked for behind __wrapped__
-    eager.__wrapped__ = _nothing
+    eager.__wrapped__ = _do_nothing
     return eager
 
 
@@ -49,10 +49,10 @@ def before_call(cell: Any, hook: Pre) -> Any:
     """Call `hook` with cell, positional and keyword arguments before every call of `cell` that is not compiled. Returns the handle."""
 
     @functools.wraps(_before)
-    def unseen(*given: Any) -> None:
+    def call_hook(*given: Any) -> None:
         hook(given[0], given[1], given[2] if len(given) > 2 else {})
 
-    return _register(cell.register_forward_pre_hook, unseen)
+    return _register(cell.register_forward_pre_hook, call_hook)
 
 
 def after_call(cell: Any, hook: Post) -> Any:
@@ -60,10 +60,10 @@ def after_call(cell: Any, hook: Post) -> Any:
     handle. A hook that gives anything but None would replace the output: what `hook` gives is dropped."""
 
     @functools.wraps(_after)
-    def unseen(*given: Any) -> None:
+    def call_hook(*given: Any) -> None:
         hook(given[0], given[1], given[2] if len(given) > 3 else {}, given[-1])
 
-    return _register(cell.register_forward_hook, unseen)
+    return _register(cell.register_forward_hook, call_hook)
 
 
 def at_gradient(parameter: Any, hook: Callable[[Any], None]) -> Any:
@@ -71,10 +71,10 @@ def at_gradient(parameter: Any, hook: Callable[[Any], None]) -> Any:
     Returns the handle."""
 
     @functools.wraps(_gradient)
-    def unseen(gradient: Any) -> None:
+    def call_hook(gradient: Any) -> None:
         hook(gradient)
 
-    return parameter.register_hook(unseen)
+    return parameter.register_hook(call_hook)
 
 
 def _register(register: Callable[..., Any], hook: Callable[..., None]) -> Any:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from typing import Any
 
 from msprobe_integrations.common.monitor.targets import Named
-from msprobe_integrations.mindspore.models import is_cell, named, named_parameters
+from msprobe_integrations.mindspore.models import is_cell, iterate_named_cells, named_parameters
 
 _HOLDERS = {
     "WithLossCell": "_backbone", "WithEvalCell": "_network", "WithGradCell": "network", "ForwardValueAndGrad": "network",
@@ -17,7 +17,7 @@ _HOLDERS = {
 """Cells around a model, by class, and the attribute that holds it."""
 
 
-def unwrapped(model: Any) -> Any:
+def unwrap_model(model: Any) -> Any:
     """The model inside of the Cells that compute its loss or make its training step."""
     for _ in range(8):
         inner = next((getattr(model, _HOLDERS[c.__name__], None) for c in type(model).__mro__ if c.__name__ in _HOLDERS), None)
@@ -31,7 +31,7 @@ def parameter_names(models: Sequence[Any]) -> dict[int, tuple[int, str]]:
     """Chunk and path of every parameter of the models, by id; the first path of one that is shared."""
     found: dict[int, tuple[int, str]] = {}
     for chunk, model in enumerate(models):
-        for name, parameter in named_parameters(unwrapped(model)):
+        for name, parameter in named_parameters(unwrap_model(model)):
             found.setdefault(id(parameter), (chunk, name))
     return found
 
@@ -39,6 +39,6 @@ def parameter_names(models: Sequence[Any]) -> dict[int, tuple[int, str]]:
 def named_cells(models: Sequence[Any]) -> Iterator[Named]:
     """Every Cell of the models once, the model itself first."""
     for chunk, model in enumerate(models):
-        root = unwrapped(model)
-        for name, cell in named(root):
+        root = unwrap_model(model)
+        for name, cell in iterate_named_cells(root):
             yield Named(chunk, name, cell, cell, root, False)

@@ -18,7 +18,13 @@ from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.monitor.collective_samples import PART, CollectiveSamples, Site, group_label
 from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.mindspore.capture.api_names import COLLECTIVES
-from msprobe_integrations.mindspore.capture.collectives import described, handles_in, in_place, without_handles, written
+from msprobe_integrations.mindspore.capture.collectives import (
+    describe_operation,
+    find_unread_argument,
+    handles_in,
+    in_place,
+    without_handles,
+)
 from msprobe_integrations.mindspore.capture.structure import tensors_in
 from msprobe_integrations.mindspore.hooks import frames
 from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS
@@ -72,7 +78,7 @@ class CollectiveWatch(CollectiveSamples):
 
     def install(self) -> None:
         """A step begins; before the communication is started there is nothing to see."""
-        if self._installed or not job.initialized():
+        if self._installed or not job.is_initialized():
             return
         self._installed = True
         WRAPPERS.add(self)
@@ -80,7 +86,7 @@ class CollectiveWatch(CollectiveSamples):
             operator = getattr(mindspore.ops, name, None)
             if isinstance(operator, type):
                 entrance = next(c for c in operator.__mro__ if "__call__" in vars(c))
-                self._patches.add(entrance, "__call__", self._called)
+                self._patches.add(entrance, "__call__", self._watch_call)
 
     def remove(self) -> None:
         """Nothing is seen any more, nothing is left behind."""
@@ -112,8 +118,8 @@ class CollectiveWatch(CollectiveSamples):
         if prefix not in COLLECTIVES or not self.sees():
             return None
         try:
-            facts = described(prefix, api, args, kwargs)
-            call = self._begin(api, facts, args, kwargs, written(prefix, api, len(args)), in_place(prefix))
+            facts = describe_operation(prefix, api, args, kwargs)
+            call = self._begin_collective(api, facts, args, kwargs, find_unread_argument(prefix, api, len(args)), in_place(prefix))
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
@@ -130,7 +136,7 @@ class CollectiveWatch(CollectiveSamples):
 
     # operators
 
-    def _called(self, following: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) -> Any:
+    def _watch_call(self, following: Callable[..., Any], operator: Any, *args: Any, **kwargs: Any) -> Any:
         name = type(operator).__name__
         if name not in OPERATORS or not self.sees():
             return following(operator, *args, **kwargs)
@@ -147,7 +153,7 @@ class CollectiveWatch(CollectiveSamples):
     def _begin_operator(self, operator: Any, name: str, args: Any, kwargs: Mapping[str, Any]) -> _Call | None:
         try:
             ranks = self._probe.parameters.ranks.members(need(operator, "group", for_="which ranks take part in a communication operator"))
-            return self._begin(name, {"group_ranks": ranks}, args, kwargs, -1, False)
+            return self._begin_collective(name, {"group_ranks": ranks}, args, kwargs, -1, False)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
@@ -155,7 +161,7 @@ class CollectiveWatch(CollectiveSamples):
 
     # both
 
-    def _begin(
+    def _begin_collective(
         self, name: str, facts: Mapping[str, Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], left_out: int, writes: bool
     ) -> _Call | None:
         number = self._numbers[name] = self._numbers.get(name, -1) + 1
@@ -170,7 +176,7 @@ class CollectiveWatch(CollectiveSamples):
         # what lies in memory that another rank's broadcast comes to is no number of the training
         if self.inputs and not (name == "broadcast" and facts.get("root", self.rank()) != self.rank()):
             given = [a for i, a in enumerate(args) if i != left_out]
-            self._take(call, "pre", [*given, *kwargs.values()])
+            self._add_samples(call, "pre", [*given, *kwargs.values()])
         return call
 
     def _finish(self, call: _Call, result: Any) -> None:
@@ -180,29 +186,29 @@ class CollectiveWatch(CollectiveSamples):
             outputs = [*call.args, *call.kwargs.values()] if call.in_place else without_handles(result)
             handles = handles_in(result)
             if not handles:
-                self._take(call, "post", outputs)
+                self._add_samples(call, "post", outputs)
                 return
             handle = handles[-1]  # of several the last one ends the operation
             kind = type(handle)
             if kind not in self._watched:
                 self._watched.add(kind)
-                self._waits.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._waited)
+                self._waits.add(next(c for c in kind.__mro__ if "wait" in vars(c)), "wait", self._sample_after_wait)
             self._open.setdefault(id(handle), []).append((handle, call, outputs))
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
 
-    def _waited(self, following: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
+    def _sample_after_wait(self, following: Callable[..., Any], handle: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(handle, *args, **kwargs)
         for _, call, outputs in self._open.pop(id(handle), ()):
             try:
-                self._take(call, "post", outputs)
+                self._add_samples(call, "post", outputs)
             except Exception as error:
                 raise_of_training(error)
                 self._fail(error)
         return result
 
-    def _take(self, call: _Call, when: str, values: Any) -> None:
+    def _add_samples(self, call: _Call, when: str, values: Any) -> None:
         found: list[Any] = []
         tensors_in(values, found)
         for i, tensor in enumerate(found):

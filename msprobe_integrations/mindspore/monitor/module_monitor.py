@@ -15,7 +15,7 @@ from msprobe_integrations.common.monitor.targets import Named
 from msprobe_integrations.mindspore.hooks import autograd, frames
 from msprobe_integrations.mindspore.hooks.cells import CellHooks
 from msprobe_integrations.mindspore.models import named_parameters
-from msprobe_integrations.mindspore.monitor.cell_names import named_cells, unwrapped
+from msprobe_integrations.mindspore.monitor.cell_names import named_cells, unwrap_model
 from msprobe_integrations.mindspore.monitor.collectives import CollectiveWatch
 from msprobe_integrations.mindspore.monitor.tensors import CellWatch
 
@@ -54,7 +54,7 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
         return list(named_cells(models))
 
     def _parameter_names(self, model: Any) -> list[str]:
-        return [name for name, _ in named_parameters(unwrapped(model))]
+        return [name for name, _ in named_parameters(unwrap_model(model))]
 
     def _counts(self) -> bool:
         return bool(autograd.recording()) and autograd.graph_task() == -1
@@ -64,7 +64,7 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
         return bool(root.training) or bool(autograd.recording())
 
 
-def _reached(_watch: autograd.Watch) -> None:
+def _ignore_order(_watch: autograd.Watch) -> None:
     """A backward pass has come to a call: notes have no order."""
 
 
@@ -96,5 +96,5 @@ class CellNotes(module_notes.ModuleNotes):
 
     def _make_watch(self, name: str, inputs: int, outputs: int) -> autograd.Watch:
         watch = autograd.Watch(name, inputs, outputs, self._describe, self._gradients, self._fail)
-        watch.reached = _reached
+        watch.reached = _ignore_order
         return watch

@@ -58,7 +58,7 @@ class MindSporeProbe(Probe):
         return ParameterMonitor(self, find_source, Exchanges(_no_exchange), JobRanks(Path(self.settings.output_dir)))
 
     def _make_membership(self) -> Membership:
-        return Membership(self, job.initialized, watch_ranks)
+        return Membership(self, job.is_initialized, watch_ranks)
 
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings)
@@ -121,7 +121,7 @@ class MindSporeProbe(Probe):
 
     def _local_place(self) -> tuple[int, int]:
         """As the communication knows, else as `msrun` tells its workers: the device, and how many ranks there are."""
-        if job.initialized():
+        if job.is_initialized():
             return int(mindspore.communication.get_local_rank()), int(mindspore.communication.get_local_rank_size())
         local = os.environ.get("LOCAL_RANK") or os.environ.get("DEVICE_ID") or "0"
         world = os.environ.get("LOCAL_WORLD_SIZE") or "1"

@@ -27,7 +27,7 @@ inputs_of, outputs_of = tensor_names(mindspore.Tensor, opened)
 _new = tuple.__new__
 
 
-def _reached(_watch: autograd.Watch) -> None:
+def _ignore_order(_watch: autograd.Watch) -> None:
     """A backward pass has come to a call: samples have no order among the calls."""
 
 
@@ -89,7 +89,7 @@ class CellWatch:
         def pre(_cell: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
             if side.sees(site.root) and autograd.graph_task() == -1:
                 try:
-                    self._begin(site, args, kwargs)
+                    self._begin_call(site, args, kwargs)
                 except Exception as error:
                     raise_of_training(error)
                     self._fail(error)
@@ -97,45 +97,45 @@ class CellWatch:
         def post(_cell: Any, _args: Any, _kwargs: Any, result: Any) -> None:
             if site.started and autograd.graph_task() == -1:
                 try:
-                    self._end(site, result)
+                    self._end_call(site, result)
                 except Exception as error:
                     raise_of_training(error)
                     self._fail(error)
 
         return pre, post
 
-    def _begin(self, site: _Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+    def _begin_call(self, site: _Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         found = inputs_of(args, kwargs)
         names = [f"{site.name}.input{end}" for end, _ in found]
         micro_step = self._side.micro_step(site.chunk)
         if self._forward:
-            self._take(site.chunk, micro_step, names, found)
+            self._add_samples(site.chunk, micro_step, names, found)
         edges = [autograd.edge(tensor) for _, tensor in found] if self._backward and autograd.recording() else []
         self._newest = max(self._newest, autograd.newest(edges))
         site.started.append((names, edges, micro_step, self._newest + 1))
 
-    def _end(self, site: _Site, result: Any) -> None:
+    def _end_call(self, site: _Site, result: Any) -> None:
         names, edges, micro_step, since = site.started.pop()
         found = outputs_of(result)
         ends = [f"{site.name}.output{end}" for end, _ in found]
         if self._forward:
-            self._take(site.chunk, micro_step, ends, found)
+            self._add_samples(site.chunk, micro_step, ends, found)
         if self._backward and autograd.recording():
-            self._follow((site.chunk, micro_step, names, ends), edges, [tensor for _, tensor in found], since)
+            self._watch_gradients((site.chunk, micro_step, names, ends), edges, [tensor for _, tensor in found], since)
 
-    def _take(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
+    def _add_samples(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
         backend, append = self._probe.backend, self._probe.pipeline.samples.append
         for name, (_, tensor) in zip(names, found):
             ref = backend.reduce(tensor)
             extra = self._histogram(tensor) if self._drawn and ref.row >= 0 else {}
             append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, extra)))
 
-    def _follow(self, tag: Any, edges: Sequence[Any], outputs: Sequence[Any], since: int) -> None:
+    def _watch_gradients(self, tag: Any, edges: Sequence[Any], outputs: Sequence[Any], since: int) -> None:
         if len(self._watches) >= MOST_OPEN:
             self._probe.pipeline.lose(_LOST)
             return
         watch = autograd.Watch(tag, len(edges), len(outputs), self._reduce_gradient, self._gradients, self._fail)
-        watch.reached = _reached
+        watch.reached = _ignore_order
         if watch.start(edges, outputs, since):
             self._watches.append(watch)
             self._newest = max(self._newest, watch.made)

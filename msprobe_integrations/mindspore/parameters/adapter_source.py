@@ -76,13 +76,13 @@ class AdapterSource(CellSource):
         watch.in_place = False
         optimizer = self._view.optimizer
         self._patches = FunctionPatches()
-        self._patches.add(next(c for c in type(optimizer).__mro__ if "step" in vars(c)), "step", self._stepped)
+        self._patches.add(next(c for c in type(optimizer).__mro__ if "step" in vars(c)), "step", self._watch_step)
 
     def close(self) -> None:
         super().close()
         self._patches.close()
 
-    def _stepped(self, following: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
+    def _watch_step(self, following: Callable[..., Any], optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         if optimizer is not self._view.optimizer:
             return following(optimizer, *args, **kwargs)
         self._before(optimizer, args, kwargs)
@@ -90,7 +90,7 @@ class AdapterSource(CellSource):
         self._after()
         return result
 
-    def given(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> dict[int, Any]:
+    def read_gradients(self, _args: tuple[Any, ...], _kwargs: Mapping[str, Any]) -> dict[int, Any]:
         """What the parameters have as their gradients."""
         found = ((id(parameter), getattr(parameter, "grad", None)) for parameter in self._view.parameters)
         return {key: gradient for key, gradient in found if isinstance(gradient, mindspore.Tensor)}

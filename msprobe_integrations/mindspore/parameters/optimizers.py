@@ -74,7 +74,7 @@ class OptimizerView:
     def _find_states(self) -> dict[int, dict[str, Any]]:
         parameters = self.parameters
         words = STATES.get(self.name, {})
-        without = {"max_exp_avg_sq"} if not self._setting("amsgrad", "use_amsgrad") else set()
+        without = {"max_exp_avg_sq"} if not self._read_setting("amsgrad", "use_amsgrad") else set()
         found: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in parameters}
         for attribute, value in vars(self.optimizer).items():
             if attribute.startswith("_") or not isinstance(value, (tuple, list)) or len(value) != len(parameters):
@@ -150,7 +150,7 @@ class OptimizerView:
                 return rate(self.optimizer.global_step) if type(rate).__module__.startswith("mindspore.") else None
         return rate if isinstance(rate, (float, int, mindspore.Tensor)) else None
 
-    def _setting(self, *names: str) -> Any:
+    def _read_setting(self, *names: str) -> Any:
         for name in names:
             if hasattr(self.optimizer, name):
                 return getattr(self.optimizer, name)

@@ -63,14 +63,14 @@ class CellSource:
         self._seen = False
         self._samples: list[tuple[Any, Any]] = []
         self._order = [id(parameter) for parameter in self._view.parameters]
-        self.pieces: list[Piece] = list(self._chosen(models))
+        self.pieces: list[Piece] = list(self._select_pieces(models))
         self._moved = MovedCheck(probe, self._view, self.pieces)
 
     @staticmethod
     def view_of(optimizer: Any) -> OptimizerView:
         return OptimizerView(optimizer)
 
-    def _chosen(self, models: Sequence[Any]) -> Iterator[Piece]:
+    def _select_pieces(self, models: Sequence[Any]) -> Iterator[Piece]:
         names = parameter_names(models)
         for parameter in self._view.parameters:
             chunk, name = names.get(id(parameter), (0, parameter.name))
@@ -99,7 +99,7 @@ class CellSource:
     def replicated(self, piece: Piece) -> Sequence[Replicas]:
         """In data-parallel training (no rank holds a slice of a parameter) all ranks hold all of them."""
         del piece
-        return [Replicas("dp", "")] if self._probe.backend.world_size() > 1 and not _sliced() else []
+        return [Replicas("dp", "")] if self._probe.backend.world_size() > 1 and not _are_parameters_sliced() else []
 
     # moments
 
@@ -120,7 +120,7 @@ class CellSource:
             return
         for piece in self.pieces:
             if piece.parameter.requires_grad:
-                self._handles.append(hooks.at_gradient(piece.parameter, self._arriving(watch, piece)))
+                self._handles.append(hooks.at_gradient(piece.parameter, self._make_gradient_hook(watch, piece)))
 
     def step_ends(self) -> None:
         """A monitored step is over. An update that is compiled (GRAPH_MODE, or jit around the training step) calls no hook; when weights
@@ -156,7 +156,7 @@ class CellSource:
         self._gradients.clear()
         self._watch = None
 
-    def _arriving(self, watch: ParameterSampler, piece: Piece) -> Callable[[Any], None]:
+    def _make_gradient_hook(self, watch: ParameterSampler, piece: Piece) -> Callable[[Any], None]:
         faults, monitor, passes, key = self._probe.faults, self._monitor, self._passes, id(piece.parameter)
 
         def hook(gradient: Any) -> None:
@@ -177,7 +177,7 @@ class CellSource:
 
         return hook
 
-    def given(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Any]:
+    def read_gradients(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> dict[int, Any]:
         """The gradients of an update, by id of the parameter; `args`, `kwargs`: what the optimizer is called with."""
         given = args[0] if args else kwargs.get("gradients")
         gradients = given if isinstance(given, (tuple, list)) else ()
@@ -190,7 +190,7 @@ class CellSource:
             return
         with watch.guard(_PART):
             watch.scalar("learning_rate", self._view.learning_rate() if watch.active else None)
-            self._gradients = self.given(args, kwargs)
+            self._gradients = self.read_gradients(args, kwargs)
             if not self._moved.over:
                 self._moved.before(self._gradients)
             if watch.awake:
@@ -208,7 +208,7 @@ class CellSource:
         self._gradients = {}
 
 
-def _sliced() -> bool:
+def _are_parameters_sliced() -> bool:
     """Does the framework cut parameters into slices over the ranks? True where this version does not say."""
     try:
         mode = str(need(mindspore, "get_auto_parallel_context", for_="the replica check over data-parallel ranks")("parallel_mode"))

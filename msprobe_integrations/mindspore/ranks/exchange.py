@@ -27,7 +27,7 @@ class JobRanks:
 
     def rank(self) -> int | None:
         """This one, None before the communication is started."""
-        return int(mindspore.communication.get_rank()) if job.initialized() else None
+        return int(mindspore.communication.get_rank()) if job.is_initialized() else None
 
     def members(self, group: Any) -> Sequence[int]:
         """Global ranks of a group; that without a name is everybody."""

@@ -30,13 +30,13 @@ class Job:
         else None. MindSpore's launcher sets RANK_ID for its workers only."""
         if self.assigned_rank is not None:
             return self.assigned_rank
-        if initialized():
+        if is_initialized():
             return int(mindspore.communication.get_rank())
         return number_of(_RANK)
 
     def world_size(self) -> int:
         """Size of the communication, else the environment's RANK_SIZE, WORLD_SIZE or MS_WORKER_NUM, else 1."""
-        if initialized():
+        if is_initialized():
             return int(mindspore.communication.get_group_size())
         return number_of(_WORLD) or 1
 
@@ -53,7 +53,7 @@ class Job:
         np.random.set_state(state["numpy"])
 
 
-def initialized() -> bool:
+def is_initialized() -> bool:
     """Has the communication been started? Starts nothing. False where this version does not say, which is said."""
     part = "ranks joined through MindSpore's communication"
     try:

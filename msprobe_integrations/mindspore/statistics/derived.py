@@ -70,7 +70,7 @@ class PairRows(PairReducer):
                     return self._without(a.description, "not initialised")
             if a.numel != b.numel:
                 return self._without(a.description, "pair of different sizes")
-            first, second = a.packed(), b.packed()
+            first, second = a.pack(), b.pack()
             made = "Float64" if host_kernel.CODES["float64"] in (a.code, b.code) else "Float32"
             row = next(step.numbers)
             c = (float(pair.c[0]), float(pair.c[1]), float(pair.c[2]))
@@ -99,7 +99,7 @@ class PairRows(PairReducer):
                 why = "not initialised" if memory.code >= 0 else f"no kernel: {memory.description.dtype}"
                 return self._without(memory.description, why).row
             found = histograms.count(memory.pointer, memory.description.shape, memory.steps(), memory.code, kind)
-            return self._put(histograms.to_rows(found, memory.numel))
+            return self._write_rows(histograms.to_rows(found, memory.numel))
         except Exception as error:
             if is_of_training(error):
                 raise
@@ -112,9 +112,9 @@ class PairRows(PairReducer):
             return -1
         a, b = (npy.array_of(one).astype(np.float32).reshape(-1) for one in (pair.a, pair.b))
         values = pairs.values(pairs.RATIO, a, b, (float(pair.c[0]), float(pair.c[1]), eps))
-        return self._put(histograms.to_rows(histograms.count_values(values, kind), values.size))
+        return self._write_rows(histograms.to_rows(histograms.count_values(values, kind), values.size))
 
-    def _put(self, rows: Rows) -> int:
+    def _write_rows(self, rows: Rows) -> int:
         """Write rows to numbers that follow each other; the first of them."""
         step = self._step
         first = step.host.consecutive(step.numbers, len(rows))

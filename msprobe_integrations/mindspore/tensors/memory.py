@@ -54,7 +54,7 @@ def _own_device() -> Callable[[Any], Any]:
 _device_of = _own_device()
 
 
-def look(tensor: Any) -> Look:
+def describe_memory(tensor: Any) -> Look:
     """Description, number of elements (-1 where the shape is not known) and code for the statistics kernel (-1: it has none). Reads no
     data and waits for nothing; equal descriptions are the same object."""
     dtype, shape = tensor.dtype, tensor.shape
@@ -81,7 +81,7 @@ def describe(tensor: Any) -> TensorDescription:
         Exception: of the training, as `training_errors`; no other.
     """
     try:
-        return look(tensor)[0]
+        return describe_memory(tensor)[0]
     except Exception as error:
         raise_of_training(error)
         if isinstance(tensor, mindspore.Tensor):
@@ -103,7 +103,7 @@ def training_errors(tensor: Any) -> Iterator[None]:
         yield
     except Exception as error:
         raise_of_training(error)
-        raise attributed(tensor, error) from None
+        raise attribute_error(tensor, error) from None
 
 
 def array_at(tensor: Any) -> npt.NDArray[Any]:
@@ -117,13 +117,13 @@ def array_at(tensor: Any) -> npt.NDArray[Any]:
         return values
 
 
-def attributed(tensor: Any, error: Exception) -> Exception:
+def attribute_error(tensor: Any, error: Exception) -> Exception:
     """An error that came up when `tensor` was looked at, marked where it is the training's: it is not when the tensor has a shape, and its
     memory cannot be reached however often one tries (it was moved elsewhere), or when it is no tensor."""
     if not isinstance(tensor, mindspore.Tensor):
         return error
     try:
-        description = look(tensor)[0]
+        description = describe_memory(tensor)[0]
     except Exception as problem:  # the result of an operator that failed
         raise_of_training(problem)
         return of_training(error)
@@ -166,7 +166,7 @@ class Memory(NamedTuple):
 
     Attributes:
         owner: keeps them alive.
-        description, numel, code: as `look`.
+        description, numel, code: as `describe_memory`.
         pointer: address of the first one, 0 where there is no memory yet.
         strides: counted in elements; None: the elements follow each other in C order.
     """
@@ -200,7 +200,7 @@ class Memory(NamedTuple):
         shape = self.description.shape
         return tuple(math.prod(shape[i + 1 :]) for i in range(len(shape)))
 
-    def packed(self) -> Memory:
+    def pack(self) -> Memory:
         """The same elements one after the other."""
         if self.strides is None:
             return self
@@ -215,7 +215,7 @@ def memory_of(tensor: Any) -> Memory:
         Exception: of the training, as `training_errors`, or the memory cannot be reached.
     """
     with training_errors(tensor):
-        description, numel, code = look(tensor)
+        description, numel, code = describe_memory(tensor)
         owner, pointer, strides = place_of(tensor, description.device)
         return Memory(owner, description, numel, code, pointer, strides)
 

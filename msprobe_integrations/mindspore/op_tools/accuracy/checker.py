@@ -85,7 +85,7 @@ class Checker:
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         call = self._call(name, record, backward)
-        device = self._given(call, record, backward) if self._recorded and is_saved(record.get("output")) else None
+        device = self._read_results(call, record, backward) if self._recorded and is_saved(record.get("output")) else None
         if device is None:
             device = run(call, Side(dict.fromkeys(FLOATS, self._dtype) if self._dtype else {}, compiled=self._compiled))
         bench, first = None, ""
@@ -109,7 +109,7 @@ class Checker:
             except CannotRun:  # changed inputs may be outside of what the operator takes
                 changed = []
         remark = "" if types or not kinds else f"the bench has the same precision: {first or 'MindSpore has no other kernel'}"
-        result, data = _judged(call, bench, device, changed, unit, remark, int(name.split(".")[-2] in self._quantized))
+        result, data = _judge_results(call, bench, device, changed, unit, remark, int(name.split(".")[-2] in self._quantized))
         return _with_existing(result, data, self._compat), data
 
     def _call(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Call:
@@ -137,7 +137,7 @@ class Checker:
             wanted = tuple(place for place, item in zip((*positional, *named), slots) if item is not None)
         return Call(name, api.function, args, kwargs, wanted, incoming)
 
-    def _given(self, call: Call, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Outcome | None:
+    def _read_results(self, call: Call, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Outcome | None:
         """The recorded results; None when one of them was not saved."""
         try:
             outputs = self._arguments.recorded(record.get("output") or [])
@@ -173,14 +173,14 @@ def _round_off(kind: str) -> float:
     return found.round_off if found is not None else 0.0
 
 
-def _judged(
+def _judge_results(
     call: Call, bench: Outcome, device: Outcome, changed: Sequence[Outcome], unit: str, remark: str, integer_step: int
 ) -> tuple[CallResult, dict[str, Any]]:
     api = call.name.split(".")[-2]
     inputs = [array_of(value) for value in leaves_of([list(call.args), dict(call.kwargs)])]
     data: dict[str, Any] = {f"forward.input.{n}": value for n, value in enumerate(inputs)}
 
-    def compared(name: str, part: str, n: int, b: Any, d: Any, near: Sequence[Any]) -> TensorResult:
+    def compare_result(name: str, part: str, n: int, b: Any, d: Any, near: Sequence[Any]) -> TensorResult:
         data[f"{part}.bench.{n}"], data[f"{part}.device.{n}"] = array_of(b), array_of(d)
         arrays = [array_of(other) for other in near if other is not None]
         sides = array_of(b), array_of(d), kind_of(b), kind_of(d)
@@ -190,14 +190,14 @@ def _judged(
     if len(bench.outputs) != len(device.outputs):
         problems.append(f"the bench has {len(bench.outputs)} outputs, the device {len(device.outputs)}")
     forward = [
-        compared(f"forward.output.{n}", "forward.output", n, b, d, [other.outputs[n] for other in changed if n < len(other.outputs)])
+        compare_result(f"forward.output.{n}", "forward.output", n, b, d, [other.outputs[n] for other in changed if n < len(other.outputs)])
         for n, (b, d) in enumerate(zip(bench.outputs, device.outputs))
         if b is not None and d is not None
     ]
     data |= {f"backward.input.{n}": array_of(value) for n, value in enumerate(call.gradients)}
     problems += list(dict.fromkeys(filter(None, (bench.problem, device.problem))))
     back = [
-        compared(f"backward.output.{n}", "backward.output", n, b, d, [other.gradients.get(place) for other in changed])
+        compare_result(f"backward.output.{n}", "backward.output", n, b, d, [other.gradients.get(place) for other in changed])
         for n, place in enumerate(call.wanted)
         if (b := bench.gradients.get(place)) is not None and (d := device.gradients.get(place)) is not None
     ]

@@ -109,8 +109,8 @@ def run(call: Call, side: Side) -> Outcome:
     executor = autograd.executor
     recorded = executor.grad_flag()
     try:
-        args = tuple(_moved(value, (n,), call, side, leaves) for n, value in enumerate(call.args))
-        kwargs = {key: _moved(value, (key,), call, side, leaves) for key, value in call.kwargs.items()}
+        args = tuple(_move_arguments(value, (n,), call, side, leaves) for n, value in enumerate(call.args))
+        kwargs = {key: _move_arguments(value, (key,), call, side, leaves) for key, value in call.kwargs.items()}
         executor.set_grad_flag(bool(leaves))
         function = call.function
         if side.compiled:
@@ -129,7 +129,7 @@ def run(call: Call, side: Side) -> Outcome:
     except CannotRun:
         raise
     except Exception as error:  # whatever MindSpore says
-        _settle()
+        _clear_failures()
         raise CannotRun(_short(error)) from None
     finally:
         executor.set_grad_flag(recorded)
@@ -140,11 +140,11 @@ def run(call: Call, side: Side) -> Outcome:
     except CannotRun as error:
         return Outcome(outputs, {}, f"backward: {error}")
     except Exception as error:
-        _settle()
+        _clear_failures()
         return Outcome(outputs, {}, f"backward: {_short(error)}")
 
 
-def _moved(value: Any, place: Place, call: Call, side: Side, leaves: dict[Place, Any]) -> Any:
+def _move_arguments(value: Any, place: Place, call: Call, side: Side, leaves: dict[Place, Any]) -> Any:
     if isinstance(value, Tensor):
         wide = _wide(value, side, f"{call.name} {place}")
         if place in call.wanted:
@@ -152,9 +152,9 @@ def _moved(value: Any, place: Place, call: Call, side: Side, leaves: dict[Place,
             leaves[place] = wide
         return wide
     if type(value) is dict:
-        return {key: _moved(child, (*place, key), call, side, leaves) for key, child in value.items()}
+        return {key: _move_arguments(child, (*place, key), call, side, leaves) for key, child in value.items()}
     if type(value) in (list, tuple):
-        return type(value)(_moved(child, (*place, n), call, side, leaves) for n, child in enumerate(value))
+        return type(value)(_move_arguments(child, (*place, n), call, side, leaves) for n, child in enumerate(value))
     if str(value) in side.types and type_of(str(value)) is value:
         return type_of(side.types[str(value)])
     return value
@@ -193,7 +193,7 @@ def _backward(outputs: Sequence[Any], leaves: dict[Place, Any], call: Call, side
     return dict(zip(leaves, found))
 
 
-def _settle() -> None:
+def _clear_failures() -> None:
     """Wait until no failure is left that a later call would be told of."""
     for _ in range(_WORST_LEFT):
         try:

@@ -57,6 +57,6 @@ def values_of(tensor: Any) -> npt.NDArray[Any]:
     return found.astype(np.float32) if str(tensor.dtype) == "BFloat16" else found
 
 
-def copied(tensor: Any) -> Any:
+def copy_tensor(tensor: Any) -> Any:
     """A tensor of its own with the same values, also of a Parameter."""
     return Tensor(values_of(tensor).copy(), tensor.dtype) if kind(tensor) else Tensor(tensor.asnumpy().copy(), tensor.dtype)

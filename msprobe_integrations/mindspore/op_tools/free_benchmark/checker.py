@@ -23,7 +23,7 @@ from msprobe_integrations.common.op_tools.free_benchmark.choice import PART, Cho
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.mindspore.capture.api_names import Api
 from msprobe_integrations.mindspore.hooks import autograd
-from msprobe_integrations.mindspore.op_tools.free_benchmark.calls import copied, kind, left_out, mapped, tensors_of, values_of
+from msprobe_integrations.mindspore.op_tools.free_benchmark.calls import copy_tensor, kind, left_out, mapped, tensors_of, values_of
 
 
 class _Later(NamedTuple):
@@ -99,24 +99,24 @@ class Checker:
             if why is not None:
                 raise Unperturbed(why)
             if self._choice.backward:
-                self._keep(_Later(api, name, base, arguments))
+                self._queue_call(_Later(api, name, base, arguments))
             elif self._choice.fix:
-                return self._fixed(api, arguments, result)
+                return self._improve_result(api, arguments, result)
             else:
-                self._compared(api, base, name, arguments, result)
+                self._compare_results(api, base, name, arguments, result)
         except Unperturbed as error:
             looked.skip(str(error))
         return result
 
     # ---- forward ----
 
-    def _compared(self, api: Api, base: str, name: str, arguments: Any, result: Any) -> None:
-        results = _settled(result)
+    def _compare_results(self, api: Api, base: str, name: str, arguments: Any, result: Any) -> None:
+        results = _wait_for_tensors(result)
         if not results:
             raise Unperturbed("no float result")
         originals = [values_of(tensor) for tensor in results]
         with environment.no_grad():
-            (args, kwargs), change = self._perturbed(arguments)
+            (args, kwargs), change = self._perturb_arguments(arguments)
             try:
                 again = [tensor for tensor in tensors_of(api.function(*args, **kwargs)) if kind(tensor)]
                 found = [values_of(tensor) for tensor in again]
@@ -126,9 +126,9 @@ class Checker:
                 raise Unperturbed(f"no second run ({type(error).__name__})") from None
         if len(results) != len(again):
             raise Unperturbed("results of other shapes")
-        self._judged(base, name, list(zip(results, originals, again, found)), change, range(len(results)))
+        self._judge_results(base, name, list(zip(results, originals, again, found)), change, range(len(results)))
 
-    def _judged(self, base: str, name: str, read: list[tuple[Any, ...]], change: float, places: Sequence[int]) -> None:
+    def _judge_results(self, base: str, name: str, read: list[tuple[Any, ...]], change: float, places: Sequence[int]) -> None:
         """Compare results, each with its values and those of the second run; write what is not consistent."""
         if any(values.shape != others.shape for _, values, _, others in read):
             raise Unperturbed("results of other shapes")
@@ -137,7 +137,7 @@ class Checker:
             place = str(at) if len(read) > 1 else ""
             self._choice.found(base, name, judgement, change, str(tensor.dtype), str(tuple(tensor.shape)), place)
 
-    def _perturbed(self, arguments: Any) -> tuple[Any, float]:
+    def _perturb_arguments(self, arguments: Any) -> tuple[Any, float]:
         """Changed copies of arguments, and by how much the changed one differs, relative to its size.
 
         Raises:
@@ -146,27 +146,27 @@ class Checker:
         if self._mode == perturb.IMPROVE:
             if not any(kind(tensor) in perturb.HIGHER for tensor in tensors_of(arguments)):
                 raise Unperturbed("nothing in low precision")
-            return mapped(arguments, _improved), 0.0
+            return mapped(arguments, _improve_precision), 0.0
         change = -1.0
 
-        def changed(tensor: Any) -> Any:
+        def change_tensor(tensor: Any) -> Any:
             nonlocal change
             name = kind(tensor)
             if change >= 0 or name is None:
-                return copied(tensor)
+                return copy_tensor(tensor)
             values = values_of(tensor)
             moved = perturb.perturb(values, name, self._mode)
             change = _relative(values, moved)
             return mindspore.Tensor(moved, tensor.dtype)
 
-        made = mapped(arguments, changed)
+        made = mapped(arguments, change_tensor)
         if change < 0:
             raise Unperturbed("no float input")
         return made, change
 
-    def _fixed(self, api: Api, arguments: Any, result: Any) -> Any:
+    def _improve_result(self, api: Api, arguments: Any, result: Any) -> Any:
         """The result in higher precision, in the type of the original; autograd follows it."""
-        _settled(result)
+        _wait_for_tensors(result)
         results = tensors_of(result)
         if not any(kind(tensor) in perturb.HIGHER for tensor in tensors_of(arguments)):
             raise Unperturbed("nothing in low precision")
@@ -190,27 +190,27 @@ class Checker:
 
     # ---- gradients ----
 
-    def _keep(self, call: _Later) -> None:
-        if not _settled(call.arguments):
+    def _queue_call(self, call: _Later) -> None:
+        if not _wait_for_tensors(call.arguments):
             raise Unperturbed("no float input")
         size = sum(int(tensor.nbytes) for tensor in tensors_of(call.arguments))
         if self._held + size > self._budget:
             raise Unperturbed("memory_budget_mb is used up")
         self._held += size
         with environment.no_grad():
-            self._later.append(call._replace(arguments=mapped(call.arguments, copied)))
+            self._later.append(call._replace(arguments=mapped(call.arguments, copy_tensor)))
 
     def _gradients(self, call: _Later) -> None:
         looked = self._table.get_counts(call.base)
         try:
             results = _vjp(call.api, call.arguments)
-            made, change = self._perturbed(call.arguments)
+            made, change = self._perturb_arguments(call.arguments)
             again = _vjp(call.api, made)
             pairs = {at: pair for at, pair in enumerate(zip(results, again)) if pair[0] is not None and pair[1] is not None}
             if not pairs:
                 raise Unperturbed("no gradients")
             read = [(old, values_of(old), new, values_of(new)) for old, new in pairs.values()]
-            self._judged(call.base, call.name, read, change, list(pairs))
+            self._judge_results(call.base, call.name, read, change, list(pairs))
         except Unperturbed as error:
             looked.skip(str(error))
         except Exception as error:
@@ -219,7 +219,7 @@ class Checker:
             looked.skip(f"no gradients ({type(error).__name__})")
 
 
-def _settled(structure: Any) -> list[Any]:
+def _wait_for_tensors(structure: Any) -> list[Any]:
     """The float tensors of what the training has computed, when they are there. An error is the training's own: it goes on as it
     would have come out of the program's next read."""
     try:
@@ -244,10 +244,10 @@ def _forget() -> None:
         return
 
 
-def _improved(tensor: Any) -> Any:
+def _improve_precision(tensor: Any) -> Any:
     if kind(tensor) in perturb.HIGHER:
         return mindspore.Tensor(values_of(tensor).astype(np.float32), mindspore.float32)
-    return copied(tensor)
+    return copy_tensor(tensor)
 
 
 def _relative(values: Any, moved: Any) -> float:
@@ -266,7 +266,7 @@ def _vjp(api: Api, arguments: Any) -> list[Any]:
     inputs: list[Any] = []
 
     def leaf(tensor: Any) -> Any:
-        made = copied(tensor)
+        made = copy_tensor(tensor)
         if kind(made):
             made._requires_grad = True
             inputs.append(made)

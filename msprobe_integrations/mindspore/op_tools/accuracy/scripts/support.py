@@ -52,7 +52,7 @@ def generator(case: dict[str, Any], name: str, seed: int) -> np.random.Generator
     return np.random.Generator(np.random.PCG64(zlib.crc32(f"{case['name']} {name} {seed}".encode())))
 
 
-def drawn(spec: dict[str, Any], random: np.random.Generator) -> Array:
+def draw_values(spec: dict[str, Any], random: np.random.Generator) -> Array:
     """Values with the recorded extremes, mean, spread, and numbers of NaN and Inf, as far as they are known."""
     kind, count = str(spec["dtype"]), int(np.prod(spec["shape"]))
     low, high = float(spec.get("min", -1)), float(spec.get("max", 1))
@@ -87,7 +87,7 @@ def spread(count: int, low: float, high: float, spec: dict[str, Any], random: np
     return random.random(count)
 
 
-def made(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> dict[str, Any]:
+def make_tensors(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> dict[str, Any]:
     """The tensors of a part of the call: saved ones are read (nothing in a file is executed), others drawn."""
     found = {}
     for name, spec in specs.items():
@@ -95,7 +95,7 @@ def made(case: dict[str, Any], specs: dict[str, Any], data: str, seed: int) -> d
             path = os.path.join(os.path.dirname(os.path.abspath(__file__)), case["data"], spec["file"])
             values = np.load(path, allow_pickle=False)
         else:
-            values = drawn(spec, generator(case, name, seed))
+            values = draw_values(spec, generator(case, name, seed))
         found[name] = mindspore.Tensor(values, spec["dtype"])
     return found
 
@@ -130,7 +130,7 @@ def run(
     def dtype(kind: Any) -> Any:
         return getattr(mindspore, wide) if wide and str(kind) in FLOAT_NAMES else kind
 
-    def copied(name: str, tensor: Any) -> Any:
+    def copy_tensor(name: str, tensor: Any) -> Any:
         values = array_of(tensor)
         if change is not None and str(tensor.dtype) in FLOAT_NAMES:
             signs = generator(case, name, change).integers(0, 2, values.shape) * 2 - 1
@@ -140,7 +140,7 @@ def run(
     executor = mindspore.common.api._pynative_executor
     recorded = executor.grad_flag()
     try:
-        arguments = {name: copied(name, tensor) for name, tensor in inputs.items()}
+        arguments = {name: copy_tensor(name, tensor) for name, tensor in inputs.items()}
         for name in case["wanted"]:
             arguments[name]._requires_grad = True
         executor.set_grad_flag(bool(case["wanted"]))
@@ -151,7 +151,7 @@ def run(
         if case["wanted"]:
             roots = [leaf for leaf in outputs if isinstance(leaf, mindspore.Tensor) and str(leaf.dtype) in FLOAT_NAMES]
             ones = {n: mindspore.Tensor(np.ones(root.shape, np.float32), root.dtype) for n, root in enumerate(roots)}
-            given = {int(name.rpartition(".")[2]): copied(name, gradient) for name, gradient in incoming.items()} or ones
+            given = {int(name.rpartition(".")[2]): copy_tensor(name, gradient) for name, gradient in incoming.items()} or ones
             heads = {n: given[n].astype(roots[n].dtype) if given[n].shape == roots[n].shape else ones[n] for n in given}
             sources = tuple(arguments[name] for name in case["wanted"])
             passed = (tuple(roots[n] for n in heads), tuple(heads.values()), False, False, sources, True)
@@ -173,13 +173,13 @@ def on_bench(
         try:
             return run(case, call, inputs, incoming, wide), wide
         except Exception:
-            settle()
+            clear_failures()
             if not wide:
                 raise
     raise AssertionError
 
 
-def settle() -> None:
+def clear_failures() -> None:
     """MindSpore tells a failure again to later calls, until somebody has waited for all of them."""
     for _ in range(100):
         try:
@@ -189,7 +189,7 @@ def settle() -> None:
         return
 
 
-def judged(
+def judge_result(
     device: Any, bench: Any, near: list[Any], unit: float, case: dict[str, Any], direction: str
 ) -> tuple[str, str, dict[str, float]]:
     """Status, reason and measures of one result."""
@@ -247,9 +247,9 @@ COLUMNS = ("tensor", "dtype", "bench", "shape", "recorded", "max abs", "max rel"
 
 def check(case: dict[str, Any], call: Callable[..., Any], data: str, seed: int, save: str | None = None) -> list[dict[str, str]]:
     """Run the call on both sides once: a row of the table for each result."""
-    inputs, incoming = made(case, case["inputs"], data, seed), made(case, case.get("incoming", {}), data, seed)
+    inputs, incoming = make_tensors(case, case["inputs"], data, seed), make_tensors(case, case.get("incoming", {}), data, seed)
     known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
-    recorded = made(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
+    recorded = make_tensors(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
     found = run(case, call, inputs, incoming, "")
     bench, wide = on_bench(case, call, inputs, incoming)
     kinds = [kind.round_off for tensor in inputs.values() if (kind := float_type(str(tensor.dtype))) is not None]
@@ -260,7 +260,7 @@ def check(case: dict[str, Any], call: Callable[..., Any], data: str, seed: int, 
         direction = "backward" if name.startswith("gradient of ") else "forward"
         if direction not in case["directions"]:
             continue
-        status, why, measures = judged(result, bench.get(name), [other.get(name) for other in near], unit, case, direction)
+        status, why, measures = judge_result(result, bench.get(name), [other.get(name) for other in near], unit, case, direction)
         row = {key: f"{value:.3g}" for key, value in measures.items()}
         tensor = isinstance(result, mindspore.Tensor)
         row.update(tensor=name, dtype=str(result.dtype) if tensor else type(result).__name__, shape=str(result.shape) if tensor else "")
