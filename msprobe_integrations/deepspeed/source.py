@@ -138,7 +138,7 @@ class DeepSpeedSource:
         found = self._shards.hyper(piece.parameter)
         return {**found, "algorithm": algorithm_of(self._shards.inner, found)}
 
-    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+    def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks that hold the same parameter."""
         shards = self._shards
         return replicas(piece.parameter, self._engine, shards.members(piece.parameter), isinstance(shards, Zero3Shards))
@@ -157,7 +157,7 @@ class DeepSpeedSource:
         self._lasting.before(owner, name, lambda *_, **__: self._enter(watch))
         self._lasting.after(owner, name, lambda _: self._leave(watch))
         ready = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.ready))
-        updated = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.updated))
+        updated = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.sample_updates))
         for inner in self._shards.inners():
             if hasattr(inner, "register_step_pre_hook"):
                 self._lasting.on_undo(inner.register_step_pre_hook(ready).remove)
@@ -236,7 +236,7 @@ class DeepSpeedSource:
             number = self._passes[piece] = self._passes.get(piece, -1) + 1
             watch.micro_gradient(piece, gradient, phase=LOCAL, micro_step=number)
             if every_pass and not self._monitor.micro_batch_gradients:  # else it is there already
-                watch.unreduced(piece, gradient, phase=LOCAL, micro_step=number)
+                watch.sample_unreduced(piece, gradient, phase=LOCAL, micro_step=number)
 
         return hook
 
@@ -245,13 +245,13 @@ class DeepSpeedSource:
         last = getattr(self._optimizer, "is_gradient_accumulation_boundary", None)
         gradient = self._shards.read_unreduced(parameter) if piece is not None and last is not None and last() else None
         if piece is not None and gradient is not None:
-            watch.unreduced(piece, gradient, phase=ACCUMULATED)
+            watch.sample_unreduced(piece, gradient, phase=ACCUMULATED)
 
     def _all_whole(self, watch: ParameterSampler) -> None:
         for piece in self.pieces:
             gradient = self._shards.read_unreduced(piece.parameter)
             if gradient is not None:
-                watch.unreduced(piece, gradient, phase=ACCUMULATED)
+                watch.sample_unreduced(piece, gradient, phase=ACCUMULATED)
 
     # building
 

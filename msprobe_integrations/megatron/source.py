@@ -98,7 +98,7 @@ class MegatronSource:
         """Settings of the parameter group, ``step`` and ``algorithm``."""
         return self._main.hyper(piece) if self._main is not None else {"algorithm": ""}
 
-    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+    def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks that hold the same parameter. With overlapped gathering the forward pass has to come first."""
         if self.layout.is_unknown(piece) or self._gathers_late is None:
             return ()
@@ -123,7 +123,7 @@ class MegatronSource:
             self._lasting.after(optimizer, "prepare_grads", lambda _: self._are_prepared(watch, limit))
         if hasattr(optimizer, "step_with_ready_grads"):
             self._lasting.before(optimizer, "step_with_ready_grads", lambda *_, **__: watch.ready())
-            self._lasting.after(optimizer, "step_with_ready_grads", lambda _: watch.updated())
+            self._lasting.after(optimizer, "step_with_ready_grads", lambda _: watch.sample_updates())
 
     def open(self) -> None:
         """Hooks for gradients before the reduction; their counts begin anew."""
@@ -192,7 +192,7 @@ class MegatronSource:
         for piece in pieces:
             gradient = self.layout.local(piece)
             if gradient is not None:
-                watch.unreduced(piece, gradient, phase=ACCUMULATED)
+                watch.sample_unreduced(piece, gradient, phase=ACCUMULATED)
 
     def _local(self, piece: Piece, watch: ParameterSampler) -> Callable[[torch.Tensor], None]:
         def hook(parameter: torch.Tensor) -> None:

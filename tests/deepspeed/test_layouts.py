@@ -22,7 +22,7 @@ MONITOR = MonitorSettings(gradients=True, gradient_phases=("reduced", "unscaled"
 def labels(probe: Any, engine: Any) -> dict[str, list[tuple[str, bool]]]:
     source = find_source(probe, [engine], engine.optimizer)
     assert source is not None
-    return {piece.name: [(r.label, r.part) for r in source.replicated(piece)] for piece in source.pieces}
+    return {piece.name: [(r.label, r.part) for r in source.find_replicas(piece)] for piece in source.pieces}
 
 
 def copies(stage: int) -> dict[str, list[tuple[str, bool]]]:

@@ -164,7 +164,7 @@ def test_graphs(device: StandIn, defect: Callable[[StandIn], None] | None, expec
 @pytest.mark.parametrize(("more", "verdict"), [(0, "ok"), (1 << 40, "WRONG")])
 def test_memory_of_a_training(device: StandIn, more: int, verdict: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """A peak that grows with the probe on is WRONG."""
-    real = memory.probing
+    real = memory.attach_probe
 
     @contextlib.contextmanager
     def probing(job: Any, mode: str, *args: Any, **options: Any) -> Iterator[Any]:
@@ -172,14 +172,14 @@ def test_memory_of_a_training(device: StandIn, more: int, verdict: str, monkeypa
         with real(job, mode, *args, **options) as step:
             yield step
 
-    monkeypatch.setattr(memory, "probing", probing)
+    monkeypatch.setattr(memory, "attach_probe", probing)
     assert set(verdicts(memory.trainings(device))) == {verdict}
 
 
 def test_every_model_is_measured(device: StandIn, monkeypatch: pytest.MonkeyPatch) -> None:
     """The whole table of overheads runs to its end; no step is made for it."""
     monkeypatch.setattr(overhead, "seconds_of", lambda *_: 1.0)
-    monkeypatch.setattr(overhead, "probing", lambda *_: contextlib.nullcontext(lambda: None))
+    monkeypatch.setattr(overhead, "attach_probe", lambda *_: contextlib.nullcontext(lambda: None))
     names = [line.name for line in overhead.run(device)]
     assert names == [
         *(f"step time, large, {mode}" for mode in overhead.BOUND_BY_DEVICE),

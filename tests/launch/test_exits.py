@@ -243,7 +243,7 @@ def put_back() -> list[object]:
     with_one = ours()
     signal_shutdown.forget(two)
     wakeup = signal.set_wakeup_fd(-1)
-    return [with_both, with_one, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, wakeup, math.isinf(signal_shutdown.left())]
+    return [with_both, with_one, signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, wakeup, math.isinf(signal_shutdown.get_seconds_left())]
 
 
 def test_the_default_action_is_put_back(tmp_path: Path) -> None:
@@ -271,7 +271,7 @@ def not_taken(case: str) -> bool:
     if case == "somebody listens later":
         assert ours()
         signal.set_wakeup_fd(ends[1])
-        signal_shutdown.look()
+        signal_shutdown.check_wakeup_fd()
         assert signal.set_wakeup_fd(-1) == ends[1]
     return not ours()
 
@@ -296,7 +296,7 @@ def forks() -> list[object]:
         os.kill(pid, signal.SIGTERM)
         codes.append(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
     mask = signal.pthread_sigmask(signal.SIG_BLOCK, ())
-    return [set(codes), called, ours(), mask, math.isinf(signal_shutdown.left())]
+    return [set(codes), called, ours(), mask, math.isinf(signal_shutdown.get_seconds_left())]
 
 
 @pytest.mark.slow

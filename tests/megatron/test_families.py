@@ -141,7 +141,7 @@ def replicas(argv: str) -> dict[str, list[tuple[str, int]]]:
     source = find_source(probe, chunks, optimizer)
     assert source is not None
     for piece in source.pieces:
-        groups = source.replicated(piece)
+        groups = source.find_replicas(piece)
         found[f"{piece.vpp_stage} {piece.name}"] = [(r.label, torch.distributed.get_world_size(r.group)) for r in groups]
     probe.close()
     return found

@@ -81,7 +81,7 @@ def reported(chunks: list[Any], optimizer: Any) -> dict[str, Any]:
         gradient = source.gradient(piece)
         if gradient is not None:
             found[f"reduced {piece.name}"] = (piece.lo, piece.hi, tuple(gradient.detach().flatten().tolist()))
-        for one in source.replicated(piece):
+        for one in source.find_replicas(piece):
             found[f"{one.label} {piece.name}"] = (tuple(dist.get_process_group_ranks(one.group)), one.late)
     return found
 

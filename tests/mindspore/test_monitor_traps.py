@@ -245,7 +245,7 @@ def test_a_fault_of_the_probe(probes: list[MindSporeProbe], monkeypatch: pytest.
     settings = programs.settings(**EVERYTHING)
     probe = MindSporeProbe(type(settings)(**{**vars(settings), "strict": False}))
     probes.append(probe)
-    monkeypatch.setattr(CellWatch, "_take", lambda *_: 1 / 0)
+    monkeypatch.setattr(CellWatch, "_add_samples", lambda *_: 1 / 0)
     net, optimizer = programs.build(lambda p: nn.Adam(p, 1e-2))
     probe.attach(net, optimizer)
     result = programs.train(net, optimizer, probe)

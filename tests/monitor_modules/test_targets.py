@@ -11,7 +11,7 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import checkpoi
 from watched import monitor, watch
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_integrations.common.monitor.targets import is_named, matches, unmatched
+from msprobe_integrations.common.monitor.targets import find_unmatched, is_named, matches
 from msprobe_integrations.torch.monitor.targets import named_modules
 
 pytestmark = pytest.mark.framework
@@ -79,8 +79,8 @@ def test_inside_of_compiled_code_is_sealed() -> None:
 def test_nearest_names() -> None:
     """What nothing is called comes with the names that look most like it; a chunk that does not have the name does not count."""
     names = [["layers.0.mlp", "layers.0.attn"], ["layers.0.norm"]]
-    assert unmatched(["layers.0", "1:layers.0.norm"], names) == {}
-    found = unmatched(["layers.0.mpl", "0:layers.0.norm"], names)
+    assert find_unmatched(["layers.0", "1:layers.0.norm"], names) == {}
+    found = find_unmatched(["layers.0.mpl", "0:layers.0.norm"], names)
     assert found["layers.0.mpl"][0] == "layers.0.mlp"
     assert found["0:layers.0.norm"]
 

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from msprobe_integrations.common.ranks.directory_channel import LONGEST_AT_END, PAUSE, DirectoryChannel, differing, pause_of
+from msprobe_integrations.common.ranks.directory_channel import LONGEST_AT_END, PAUSE, DirectoryChannel, find_differences, pause_of
 from msprobe_integrations.common.ranks.replica_channel import Difference
 
 CONTENTS = ["a", "b", "c"]
@@ -121,7 +121,7 @@ def test_what_is_not_known_is_not_compared() -> None:
     """A rank that has no digest of a tensor makes no difference; two others that have different ones do."""
     digests = np.array([[1, 5, 0], [2, 5, 4], [1, 6, 4]])
     known = np.array([[True, True, False], [False, True, True], [True, True, True]])
-    assert [d.place for d in differing(digests, known)] == [1]
+    assert [d.place for d in find_differences(digests, known)] == [1]
 
 
 def test_an_earlier_run_is_not_read(tmp_path: Path) -> None:

@@ -99,7 +99,7 @@ def close_without_an_answer() -> list[str]:
         close(channel)
 
     if dist.get_rank() == 0:
-        signal_shutdown.left = lambda: 1.0  # as when a signal has arrived
+        signal_shutdown.get_seconds_left = lambda: 1.0  # as when a signal has arrived
     else:
         Channel.submit, Channel.close = lambda *_: None, stays  # type: ignore[method-assign,assignment]
     train("ddp", 3, replica_check=ReplicaCheckSettings(interval=1))

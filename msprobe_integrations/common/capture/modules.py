@@ -100,7 +100,7 @@ class NamedModules(ABC, Generic[Info]):
         given = self.given(models)
         fresh = [m for m in given if id(m) not in self._models]
         was_installed = self.installed
-        if anew and self._models and (fresh or not given or not self._parts.unchanged()):
+        if anew and self._models and (fresh or not given or not self._parts.is_unchanged()):
             self.remove()
             self._models, self._parts, self._infos, fresh = {}, Parts([]), [], given
         if not fresh:

@@ -50,7 +50,7 @@ class TrainerMonitor:
         self._of_user()
         self._hot = self._given.monitor.hot
         self._probe = self.probe_type(_at_first(self._given, self._kind))
-        self._probe.pipeline.listeners.append(self._keep)
+        self._probe.pipeline.listeners.append(self._keep_frame)
         self._last: Frame | None = None
         self._optimizer: Any = None
         self._follower: HotMonitor | None = None
@@ -97,7 +97,7 @@ class TrainerMonitor:
         probe = self._probe
         if tp_group is not None or dp_group is not None:
             self._duplicates = self._make_duplicates(tp_group, dp_group)
-        probe.attach(models, optimizer, on_update=self._updated)
+        probe.attach(models, optimizer, on_update=self._finish_step)
         self._as_known()
         if self._hot:
             first = self._given if self._kind == "monitor" else None
@@ -213,7 +213,7 @@ class TrainerMonitor:
     def _rank(self) -> int:
         return self._probe.backend.rank() or 0
 
-    def _updated(self, skipped: bool) -> None:
+    def _finish_step(self, skipped: bool) -> None:
         """The optimizer is done: one step is over. Called from inside its hooks, where none may be put on it or taken off."""
         del skipped  # the frame says so
         probe = self._probe
@@ -257,7 +257,7 @@ class TrainerMonitor:
         self._probe.follow(replace(monitor, **keys))
         self._as_known()
 
-    def _keep(self, frame: Frame, _alerts: Any) -> None:
+    def _keep_frame(self, frame: Frame, _alerts: Any) -> None:
         if frame.samples:
             self._last = frame
 

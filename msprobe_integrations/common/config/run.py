@@ -34,7 +34,7 @@ class RunConfig:
         self._background: BackgroundWriter | None = None
         self._taken: Callable[[], dict[str, Any]] | None = None
 
-    def begin(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None, *, hold: bool = False) -> None:
+    def begin_step(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None, *, hold: bool = False) -> None:
         """A step begins.
 
         Args:
@@ -48,12 +48,12 @@ class RunConfig:
             return
         self._wanted = False
         try:
-            self._take(models, optimizers, step, frame)
+            self._collect_config(models, optimizers, step, frame)
         finally:  # settings are worth having without weights
             if not hold:
                 self.write(self._path)
 
-    def _take(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None) -> None:
+    def _collect_config(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None) -> None:
         rank = self._rank()
         rest = self._start(rank, models, optimizers, frame)
         made: dict[str, Any] = {}

@@ -55,7 +55,7 @@ class SavedVariables(ABC):
     def save(self, variable: Any, name: str, backward: bool) -> None:
         """Record a variable that `problem` has nothing against."""
         number = self._counts.get(name, 0)
-        while self._taken(name, number, backward):  # x_grad is the gradient of x, or a variable of that name
+        while self._claim_name(name, number, backward):  # x_grad is the gradient of x, or a variable of that name
             number += 1
         self._counts[name] = number + 1
         with self.unseen():
@@ -77,7 +77,7 @@ class SavedVariables(ABC):
         self._counts.clear()
         self._names.clear()
 
-    def _taken(self, name: str, number: int, backward: bool) -> bool:
+    def _claim_name(self, name: str, number: int, backward: bool) -> bool:
         """Has a record of this step the name of this variable, or of its gradient? From now on they have."""
         wanted = {str(DebugName(name, number))} | ({str(DebugName(name, number, is_grad=True))} if backward else set())
         if wanted & self._names:
@@ -88,11 +88,11 @@ class SavedVariables(ABC):
     def _await_gradients(self, variable: Any) -> dict[str, Any]:
         tensors: list[Any] = []
 
-        def note(tensor: Any) -> TensorRef:
+        def number_tensor(tensor: Any) -> TensorRef:
             tensors.append(tensor)
             return TensorRef(len(tensors) - 1, _MARK)
 
-        sections: dict[str, Any] = {_VALUE: self.convert(variable, note)}
+        sections: dict[str, Any] = {_VALUE: self.convert(variable, number_tensor)}
         self._empty(sections, _VALUE, tensors)
         return sections
 
@@ -111,7 +111,7 @@ class SavedVariables(ABC):
                 self._empty(node, place, tensors)
 
     def _watch(self, tensor: Any, holder: Any, key: Any) -> None:
-        def arrived(gradient: Any) -> None:
+        def reduce_gradient(gradient: Any) -> None:
             try:
                 with self.unseen():
                     holder[key] = self._reduce(gradient)
@@ -120,7 +120,7 @@ class SavedVariables(ABC):
                 self._broken(error)
 
         try:
-            hook = self.hook(tensor, arrived)
+            hook = self.hook(tensor, reduce_gradient)
         except RuntimeError:  # of a transform (torch.func), say
             self._pipeline.lose("gradients of saved variables that take no hook")
         else:
@@ -151,7 +151,7 @@ class SavedVariables(ABC):
     @staticmethod
     @abstractmethod
     def hook(tensor: Any, arrived: Callable[[Any], None]) -> Any:
-        """Have `arrived` called with the gradient of a tensor; returns what has a ``remove()``, None for a tensor without gradient.
+        """Have `reduce_gradient` called with the gradient of a tensor; returns what has a ``remove()``, None for a tensor without gradient.
 
         Raises:
             RuntimeError: the tensor takes no hook.

@@ -89,7 +89,7 @@ class Debugger(ABC):
         at_exit.register(self._at_exit)
         signal_shutdown.at_signal(self._at_exit, settings.exit_patience)
         this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forked(this()))
+        os.register_at_fork(after_in_child=lambda: _stop_in_fork(this()))
         self._built = True
 
     # ---- what a framework has of its own ----
@@ -266,7 +266,7 @@ class Debugger(ABC):
         Raises:
             UsageError: there is no debugger.
         """
-        this = cls._existing()
+        this = cls._get_instance()
         if this._foreign:
             log.warn_once("debugger in a fork", "monitor() has no effect in a forked process")
             return None
@@ -285,14 +285,14 @@ class Debugger(ABC):
             run.module_dump_end()
 
     @classmethod
-    def _existing(cls) -> Any:
+    def _get_instance(cls) -> Any:
         if cls._instance is None or not cls._instance._built:
             raise UsageError("PrecisionDebugger instance is not created: construct it first, PrecisionDebugger('config.json')")
         return cls._instance
 
     @classmethod
     def _get(cls, what: str) -> Any:
-        this = cls._existing()
+        this = cls._get_instance()
         if this._foreign:
             log.warn_once("debugger in a fork", f"{what}() has no effect in a forked process; construct PrecisionDebugger in it to dump it")
             return None
@@ -354,11 +354,11 @@ def _name(config_path: Any) -> str:
     return "arguments" if config_path is None else str(config_path) if isinstance(config_path, (str, Path)) else "settings"
 
 
-def _forked(debugger: Debugger | None) -> None:
+def _stop_in_fork(debugger: Debugger | None) -> None:
     if debugger is not None and not debugger._foreign:
         debugger._foreign = True
         if debugger._run is not None:
-            debugger._run.forked()
+            debugger._run.stop_in_fork()
         if debugger.gradients is not None:
-            debugger.gradients.forked()
+            debugger.gradients.stop_in_fork()
         at_exit.unregister(debugger._at_exit)

@@ -39,7 +39,7 @@ class Story:
     elsewhere: int = 0
 
 
-def asked(dump: DumpSettings, rank: int | None, world: int) -> bool:
+def is_rank_dumped(dump: DumpSettings, rank: int | None, world: int) -> bool:
     """Was anything wanted of this process? A process of a job that ``rank`` leaves out has nothing to say."""
     return not dump.rank or (rank or 0) in dump.rank or (world <= 1 and not any(r < world for r in dump.rank))
 
@@ -88,7 +88,7 @@ class LastWords:
         self._steps = 0  # that were begun when it was last said
         self._empty = False
 
-    def say(self, story: Story, dump: DumpSettings, files: DumpFiles, backend: RankedBackend) -> None:
+    def report_end(self, story: Story, dump: DumpSettings, files: DumpFiles, backend: RankedBackend) -> None:
         """Say what was written, or why nothing was.
 
         Raises:
@@ -104,7 +104,7 @@ class LastWords:
             (_log.warning if bad else _log.info)("msprobe ends%s. %s", how, files.summary())
             if story.starts > 1 and not story.steps.count:
                 _log.warning("step() was never called: what %d calls of start() began is one step; call it after each", story.starts)
-        elif not self._empty and asked(dump, rank, backend.world_size()):
+        elif not self._empty and is_rank_dumped(dump, rank, backend.world_size()):
             self._empty = True
             off = "" if self._faults.is_enabled("dump") else "a fault switched it off, see the message above"
             error = NothingCapturedError(f"the dump in {files.root} is empty: {off or why_nothing(story, dump, rank, backend.name)}")
@@ -117,8 +117,8 @@ def differences(before: DumpSettings, after: DumpSettings) -> list[str]:
     """``key old -> new`` for every key that differs."""
     names: Any = before.__dataclass_fields__
     pairs = [(key, getattr(before, key), getattr(after, key)) for key in names]
-    return [f"{key} {_shown(old)} -> {_shown(new)}" for key, old, new in pairs if old != new]
+    return [f"{key} {_format_setting(old)} -> {_format_setting(new)}" for key, old, new in pairs if old != new]
 
 
-def _shown(value: Any) -> str:
+def _format_setting(value: Any) -> str:
     return format_value(list(value)) if isinstance(value, tuple) else format_value(value)

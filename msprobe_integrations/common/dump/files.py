@@ -86,13 +86,13 @@ class DumpFiles:
         in processes that never dump anything, like the one that starts its ranks."""
         return self._outputs.claim_part(root, self.backend.rank(), of_output_dir=not dump.dump_path, by_process=bool(dump.dump_path))
 
-    def begin(self, step: int) -> None:
+    def begin_step(self, step: int) -> None:
         """A step begins: its directory is made."""
         self._use_sink(self.backend.rank())
         assert self.sink is not None
         self._tell_world(self.sink)
         crash_safe.mark_step(self.sink, step)
-        self.say("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
+        self.log_progress("Dump switch is turned on at step %d. Dump data will be saved in %s", step, self.sink.directory(step))
 
     def _use_sink(self, rank: int | None) -> None:
         if self.sink is not None and rank == self._rank:
@@ -159,14 +159,14 @@ class DumpFiles:
         tensors = (self.tensors.written, self.tensors.quota.used) if self.tensors is not None else (0, 0)
         return self.tally.text(self.root, tensors, frames)
 
-    def say(self, text: str, *values: Any) -> None:
+    def log_progress(self, text: str, *values: Any) -> None:
         """One line of progress, on the first rank that dumps."""
         first = (self._rank or 0) == min(self.dump.rank, default=0)
         (_log.info if first else _log.debug)(text, *values)
 
     def _wrote(self, frame: Frame, main: str, sizes: list[int]) -> None:
         self.tally.wrote(frame.step, len(frame.entries), sizes, frame.complete)
-        self.say("%s is at %s", Path(main).name, main)
+        self.log_progress("%s is at %s", Path(main).name, main)
         self.wrote_in(Path(main).parent)
 
     def _count_lost(self, frame: Frame, _alerts: Sequence[Alert]) -> None:

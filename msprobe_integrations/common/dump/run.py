@@ -27,7 +27,7 @@ from msprobe_integrations.common.dump.forward_range import ForwardRange, check_r
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.parts import DumpParts
 from msprobe_integrations.common.dump.started import StartedWith
-from msprobe_integrations.common.ranks.patience import Patience, raised
+from msprobe_integrations.common.ranks.patience import Patience, has_raised
 from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 
@@ -60,8 +60,8 @@ class DumpRun(DumpParts):
         self.custom = self.make_custom_apis()
         self.tokens = ForwardRange(
             self.before_forward,
-            lambda: self._see(True, inside=True),
-            lambda: self._see(False),
+            lambda: self._switch_capture(True, inside=True),
+            lambda: self._switch_capture(False),
             lambda error: self.faults.fail("token_range", error),
         )
         self.started = StartedWith(self.config_type)
@@ -99,7 +99,7 @@ class DumpRun(DumpParts):
         self.files.tensors = self.keeper.store if self.keeper is not None else None
         if extras.dumps and dump.level == "debug":
             reduce = self.keeper.reduce if self.keeper is not None else self.backend.reduce
-            self.saved = self.saved_type(self.pipeline, reduce, self._saved, lambda error: self.faults.fail("save", error))
+            self.saved = self.saved_type(self.pipeline, reduce, self._save_entry, lambda error: self.faults.fail("save", error))
         elif extras.dumps:
             self.capture = self.make_capture(dump)
             self.focus = self.make_focus()
@@ -159,21 +159,21 @@ class DumpRun(DumpParts):
             self.extras.begin(self.model, self.step_number, self.backend.rank())
         if self.ended or not self.on or self.capture is None or not self.faults.is_enabled("dump"):
             return
-        if not self._wanted():
+        if not self._is_step_wanted():
             return
         self.tokens.end()
-        if not self._scheduled(scheduled):
-            self._see(False)
+        if not self._is_request_scheduled(scheduled):
+            self._switch_capture(False)
             return
         with self.faults.guard("dump"):
             if self.model is not None:
                 self.capture.attach(self.model, anew=not self._open)
             self._begin_step()
             if tokens is None:
-                self._see(True)
+                self._switch_capture(True)
             else:
                 assert self.model is not None
-                self._see(False)
+                self._switch_capture(False)
                 self.tokens.begin(self.model, *tokens)
 
     def stop(self) -> None:
@@ -182,7 +182,7 @@ class DumpRun(DumpParts):
             log.warn_once("stop before start", "PrecisionDebugger.stop() has no effect before the first start()")
         with self.faults.guard("dump"):
             self._end_tokens()
-            self._see(False)
+            self._switch_capture(False)
             self.extras.pause()
         self._poll()
 
@@ -227,7 +227,7 @@ class DumpRun(DumpParts):
             debug_save.warn(why)
             self.files.tally.skip("calls of save()")
             return
-        if self._wanted():
+        if self._is_step_wanted():
             with self._saving, self.faults.guard("save"):
                 self._begin_step()
                 self.saved.save(variable, name, save_backward)
@@ -239,18 +239,18 @@ class DumpRun(DumpParts):
             return
         with self.faults.guard("dump"):
             self.focus.add(module, name)
-            self._see(self._seeing)
+            self._switch_capture(self._seeing)
 
     def module_dump_end(self) -> None:
         """Record again what the level says."""
         if self.focus is not None:
             with self.faults.guard("dump"):
                 self.focus.clear()
-                self._see(self._seeing)
+                self._switch_capture(self._seeing)
 
     # ---- the parts of a step ----
 
-    def _wanted(self) -> bool:
+    def _is_step_wanted(self) -> bool:
         """Is the current step wanted on this rank? The rank may have become known since the last step."""
         self.files.settle_rank()
         self.files.say_missing_ranks()
@@ -262,7 +262,7 @@ class DumpRun(DumpParts):
 
     def _begin_step(self) -> None:
         if not self._open:
-            self.files.begin(self.step_number)
+            self.files.begin_step(self.step_number)
             with self.faults.guard("config check"):
                 self.started.begin(self._settings, self.backend.rank(), self.model, self.step_number, sys._getframe())
             if self.keeper is not None:
@@ -270,7 +270,7 @@ class DumpRun(DumpParts):
             self._open = True
             self.story.begun += 1
 
-    def _see(self, on: bool, inside: bool = False) -> None:
+    def _switch_capture(self, on: bool, inside: bool = False) -> None:
         """Put the capture on or off; between `module_dump` and its end the chosen modules take its place."""
         self._seeing = on
         if self.capture is None or self.focus is None:
@@ -292,7 +292,7 @@ class DumpRun(DumpParts):
                 self.story.forwards = max(self.story.forwards, self.tokens.calls)
             self.tokens.end()
 
-    def _scheduled(self, scheduled: Mapping[str, int] | None) -> bool:
+    def _is_request_scheduled(self, scheduled: Mapping[str, int] | None) -> bool:
         """Is the request of ``request_id`` in this batch? If so, tensors are cut to its part."""
         request = self.dump.request_id
         if self.slices is None:
@@ -309,7 +309,7 @@ class DumpRun(DumpParts):
 
     def _finish_step(self, complete: bool = True) -> None:
         self._end_tokens()
-        self._see(False)
+        self._switch_capture(False)
         self.files.settle_rank()
         stacks: list[list[str]] = []
         if self.capture is not None and self.focus is not None:
@@ -330,7 +330,7 @@ class DumpRun(DumpParts):
             )
         self.pipeline.end_step(self.step_number, stacks, complete)
 
-    def _saved(self, entry: Entry) -> None:
+    def _save_entry(self, entry: Entry) -> None:
         if self.keeper is not None:
             self.keeper.hand_over(entry)
 
@@ -350,7 +350,7 @@ class DumpRun(DumpParts):
 
     def at_exit(self) -> None:
         """The process ends: write what is there."""
-        broken = raised() or signal_shutdown.left() < math.inf
+        broken = has_raised() or signal_shutdown.get_seconds_left() < math.inf
         self.pipeline.patience = Patience().left()
         with self.faults.guard("dump"):
             if self._open:
@@ -371,7 +371,7 @@ class DumpRun(DumpParts):
         self._conclude()
         self.files.release()
 
-    def forked(self) -> None:
+    def stop_in_fork(self) -> None:
         """In a forked child: workers of a data loader are not the training."""
         self._seeing = False
         self.tokens.end()
@@ -384,7 +384,7 @@ class DumpRun(DumpParts):
     def _conclude(self) -> None:
         """Say what was written, or why nothing was."""
         if self.extras.dumps:
-            self._last_words.say(self.story, self.dump, self.files, self.backend)
+            self._last_words.report_end(self.story, self.dump, self.files, self.backend)
 
     def _without_model(self, tokens: bool) -> None:
         """No model is known and one is needed. Who changed the configuration is told; who calls the API wrongly gets an error."""

@@ -143,7 +143,7 @@ class SingleSave:
             directory /= f"micro_step{micro_step}"
         files: dict[str, list[bytes | memoryview]] = {}
 
-        def described(node: Any, name: str) -> Any:
+        def describe_value(node: Any, name: str) -> Any:
             if self._backend.is_tensor(node):
                 array: npt.NDArray[Any] = self._backend.host_array(node)
                 if redaction.active() is not None and redaction.is_integer(array.dtype.name):
@@ -152,11 +152,11 @@ class SingleSave:
                 files[f"{name}.npy"] = _npy(array)
                 return _facts(array)
             if isinstance(node, Mapping):
-                return {str(k): described(v, f"{name}.{k}") for k, v in node.items()}
-            return [described(v, f"{name}.{i}") for i, v in enumerate(node)]
+                return {str(k): describe_value(v, f"{name}.{k}") for k, v in node.items()}
+            return [describe_value(v, f"{name}.{i}") for i, v in enumerate(node)]
 
         try:
-            facts = described(redaction.hide_names(value), key)
+            facts = describe_value(redaction.hide_names(value), key)
         except (RuntimeError, TypeError, NotImplementedError) as error:  # a layout or type without a way to numpy
             self._skip(f"{key!r} cannot be turned into numbers on the host: {error}")
             return False

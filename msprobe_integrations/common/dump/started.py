@@ -45,7 +45,7 @@ class StartedWith:
             first = (rank or 0) == min(dump.rank, default=0)
             pack = replace(pack, weights=False, enabled=pack.enabled and first)  # a dump has the weights
         self._config = self._make(replace(settings, config_check=pack))
-        self._config.begin([] if model is None else [model], None, step, frame, hold=beside)
+        self._config.begin_step([] if model is None else [model], None, step, frame, hold=beside)
 
     def wrote(self, directory: Path) -> None:
         """A step is written, of which `directory` holds the files: a step that is not kept has no directory in which a pack could lie.

@@ -92,7 +92,7 @@ class BaseTensorSaver(ABC):
         saves = self.store.options.saves
         return saves is not None and self._step_open and saves(name)
 
-    def _redacted(self, files: StepFiles, ref: TensorRef) -> bool:
+    def _redact_tensor(self, files: StepFiles, ref: TensorRef) -> bool:
         """Must no file of this tensor be made? Then it is noted as not saved."""
         about = ref.description
         if redaction.active() is None or not redaction.is_integer(about.dtype):

@@ -37,7 +37,7 @@ class GradientStep(Generic[Backend]):
         """How many gradients were taken."""
         return len(self._taken)
 
-    def take(self, name: str, gradient: Any, shard: str = "") -> None:
+    def add_gradient(self, name: str, gradient: Any, shard: str = "") -> None:
         """Take one gradient as it is now. Raises TimeoutError: the memory for signs is used up and nothing is written."""
         raise NotImplementedError
 

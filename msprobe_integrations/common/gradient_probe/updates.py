@@ -88,7 +88,7 @@ class GradientUpdates:
         self._conclude()
         self._outputs.release()
 
-    def forked(self) -> None:
+    def stop_in_fork(self) -> None:
         """In a forked child: it is not the training."""
         self._off = True
 
@@ -107,13 +107,13 @@ class GradientUpdates:
             raise UsageError(f"monitor(): {text}; none of the list is there. Names are those of {where}")
         _log.warning("grad_probe: %s (%d of %d names are not there on this rank)", text, len(missing), len(self.settings.param_list))
 
-    def take(self, name: str, gradient: Any, shard: str = "") -> bool:
+    def add_gradient(self, name: str, gradient: Any, shard: str = "") -> bool:
         """Take one gradient of the open step. False: there is no memory, the step is given up."""
         step = self._open
         if step is None:
             return False
         try:
-            step.take(name, gradient, shard)
+            step.add_gradient(name, gradient, shard)
         except TimeoutError as error:
             self._open = None
             self.backend.finish_step()
@@ -121,7 +121,7 @@ class GradientUpdates:
             return False
         return True
 
-    def listed(self, name: str) -> bool:
+    def is_listed(self, name: str) -> bool:
         """Is this parameter in ``param_list``, or is that empty? The names of wrappers in front make no difference."""
         return not self._wanted or bare(name) in self._wanted
 
@@ -143,11 +143,11 @@ class GradientUpdates:
             self.step += 1
             self._taken.clear()
             if self._window.is_wanted(self.step, self.backend.rank()):
-                self._begin()
+                self._begin_step()
         self._stepped.add(optimizer)
         return self._open
 
-    def _begin(self) -> None:
+    def _begin_step(self) -> None:
         level = self.settings.grad_level
         self._begun += 1
         bounds = tuple(self.settings.bounds) if level == "L2" else ()

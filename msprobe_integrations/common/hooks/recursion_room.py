@@ -27,7 +27,7 @@ _limits: tuple[int, int] | None = None
 """The program's limit, and the one in its place."""
 
 
-def widen(owner: object, frames: int = 1) -> None:
+def raise_recursion_limit(owner: object, frames: int = 1) -> None:
     """Hooks of `owner` are on, with so many frames of ours in each call of a module."""
     global _limits
     with _lock:

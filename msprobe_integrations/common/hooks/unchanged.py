@@ -20,6 +20,6 @@ class Parts:
         self._dicts = dicts
         self._then = list(chain.from_iterable(self._values))
 
-    def unchanged(self) -> bool:
+    def is_unchanged(self) -> bool:
         """False when a module or parameter was added, replaced or removed."""
         return sum(map(len, self._dicts)) == len(self._then) and all(map(is_, chain.from_iterable(self._values), self._then))

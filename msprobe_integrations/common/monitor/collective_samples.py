@@ -84,7 +84,7 @@ class CollectiveSamples:
             self._sites[key] = found
         return found
 
-    def note(self, name: str, group: str, site: Site) -> None:
+    def note_stack(self, name: str, group: str, site: Site) -> None:
         """A call stack for the file."""
         key = (name, group, site.stack)
         if key not in self._written:

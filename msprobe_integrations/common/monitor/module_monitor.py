@@ -9,7 +9,7 @@ from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.process.garbage_collection import StepCollection
 from msprobe_engine.core.settings.schema import LayerFeatureSettings, MonitorSettings
-from msprobe_integrations.common.monitor.targets import Named, is_named, matches, plain, unmatched
+from msprobe_integrations.common.monitor.targets import Named, find_unmatched, is_named, matches, plain
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.monitor.probe import Probe
@@ -113,7 +113,7 @@ class ModuleMonitor:
     def _say_sealed(self, count: int) -> None:
         """Modules that cannot be watched."""
 
-    def _lighten(self, on: bool) -> None:
+    def _set_light_hooks(self, on: bool) -> None:
         """Something is watched from now on, or no longer: what makes that cheap."""
 
     def attach(self, models: Sequence[Any]) -> None:
@@ -162,7 +162,7 @@ class ModuleMonitor:
             self._collector.raise_threshold()
             if not self._light:
                 self._light = True
-                self._lighten(True)
+                self._set_light_hooks(True)
         if self._collectives is not None:
             self._collectives.install()
 
@@ -177,7 +177,7 @@ class ModuleMonitor:
         self._collector.restore_threshold()
         if self._light:
             self._light = False
-            self._lighten(False)
+            self._set_light_hooks(False)
         if self._collectives is not None:
             self._collectives.remove()
 
@@ -253,7 +253,7 @@ class ModuleMonitor:
             names[named.chunk].append(named.name)
         with_parameters = [[*known, *(plain(name) for name in self._parameter_names(model))] for known, model in zip(names, models)]
         for key, targets in lists:
-            for target, close in unmatched(targets, with_parameters if key == "targets" else names).items():
+            for target, close in find_unmatched(targets, with_parameters if key == "targets" else names).items():
                 text = f"monitor.{key}: nothing in the model is called {target!r}; the nearest names are {', '.join(map(repr, close))}"
                 if self.probe.backend.world_size() > 1:  # it may be on another pipeline stage
                     warn_once(f"monitor.{key} {target}", f"{text}. Right when it is on another rank")

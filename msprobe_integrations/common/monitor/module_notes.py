@@ -81,7 +81,7 @@ class ModuleNotes:
         """Is a call that begins now neither compiled nor a recomputation?"""
         raise NotImplementedError
 
-    def _recording(self) -> bool:
+    def _is_recording(self) -> bool:
         raise NotImplementedError
 
     def _edges(self, tensors: Sequence[Any]) -> tuple[list[Any], int]:
@@ -107,7 +107,7 @@ class ModuleNotes:
                         self._stack_of[name] = self._stacks.capture(sys._getframe(1))
                     if struct:
                         tensors = [t for t in (*args, *kwargs.values()) if isinstance(t, self.tensor)]
-                        self._structs.setdefault(name, {})["input"] = self._shown(tensors)
+                        self._structs.setdefault(name, {})["input"] = self._describe_value(tensors)
                         self._started.append((name, *self._edges(tensors)))
             except Exception as error:
                 raise_of_training(error)
@@ -125,8 +125,8 @@ class ModuleNotes:
             try:
                 with self._probe.unseen():
                     _, edges, since = started.pop()
-                    self._structs[name]["output"] = self._shown(result)
-                    if self._recording():
+                    self._structs[name]["output"] = self._describe_value(result)
+                    if self._is_recording():
                         outputs = [v for v in (result if isinstance(result, (list, tuple)) else [result]) if isinstance(v, self.tensor)]
                         watch = self._make_watch(name, len(edges), len(outputs))
                         if watch.start(edges, outputs, since):
@@ -146,7 +146,7 @@ class ModuleNotes:
             shown = {str(i): _size(ref.description) if ref is not None else "<class 'NoneType'>" for i, ref in enumerate(refs)}
             found[key] = {"config": f"tuple[{len(refs)}]", **shown}
 
-    def _shown(self, value: Any) -> Shown:
+    def _describe_value(self, value: Any) -> Shown:
         if isinstance(value, self.tensor):
             return {"config": "tensor", "tensor": _size(self._probe.backend.describe(value))}
         if isinstance(value, (list, tuple)):

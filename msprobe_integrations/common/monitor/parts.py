@@ -117,7 +117,7 @@ class ProbeBase:
     def _of_user(self) -> None:
         """The user has made this probe himself."""
 
-    def _attached(self) -> None:
+    def _prepare_models(self) -> None:
         """`attach` has got new models, before anything looks at them."""
 
     def _step_ends(self) -> None:

@@ -84,7 +84,7 @@ class Probe(ProbeBase):
             trackers_end.register(self.session.hand_over_to_tracker)
         at_exit.register(self.close)  # last: where anything of this fails there is no probe, and nothing to be closed
         this = weakref.ref(self)
-        os.register_at_fork(after_in_child=lambda: _forked(this()))
+        os.register_at_fork(after_in_child=lambda: _stop_in_fork(this()))
 
     def _make_parameters(self) -> ParameterMonitor:
         raise NotImplementedError
@@ -139,7 +139,7 @@ class Probe(ProbeBase):
         """
         with self.guard("attach"):
             self._models, self._optimizer = self.chunks_of(models, optimizer), optimizer
-            self._attached()
+            self._prepare_models()
             one = self._models if len(self._models) > 1 else self._models[0]
             self.scheduler.attach(one)
             if self._watch is not None:
@@ -204,7 +204,7 @@ class Probe(ProbeBase):
         """A step begins; hooks are put on where they are wanted. One that nobody has ended is over with it, without numbers of the loop."""
         if self._closed:
             return
-        signal_shutdown.look()
+        signal_shutdown.check_wakeup_fd()
         self._patience.renew()
         if self._in_step and not self.pipeline.empty:
             self._finish_step()
@@ -212,17 +212,17 @@ class Probe(ProbeBase):
         self._in_step = True
         self._due = False
         with self.guard("step begin"):
-            self._begin(step)
+            self._open_step(step)
 
-    def _begin(self, step: int) -> None:
+    def _open_step(self, step: int) -> None:
         if not self._said:
             self._said = True
             self.session.start_first_step(step)
-        self._membership.look()
-        trackers_end.look()
+        self._membership.update_rank()
+        trackers_end.patch_new_trackers()
         if self._run_config is not None:
             with self.guard("config check"):
-                self._run_config.begin(self._models, self._optimizer, step, sys._getframe(1))
+                self._run_config.begin_step(self._models, self._optimizer, step, sys._getframe(1))
         self._due = self._window is not None and self._window.is_wanted(step, self._membership.rank)
         self.parameters.begin_step(self._due)
         if self._paused or not self.faults.is_enabled("capture"):
@@ -356,11 +356,11 @@ class Probe(ProbeBase):
         yield self.parameters.remove
         yield from self._further_ends()
         if self._run_config is not None:
-            yield lambda: self._run_config.close(signal_shutdown.left() / 4)
+            yield lambda: self._run_config.close(signal_shutdown.get_seconds_left() / 4)
         yield self.parameters.hurry
         yield self.drain
         yield lambda: self.parameters.finish(self._patience.left())
-        yield partial(self.session.close, signalled=signal_shutdown.left() < math.inf)
+        yield partial(self.session.close, signalled=signal_shutdown.get_seconds_left() < math.inf)
         yield from (self._membership.close, self.parameters.close, self.outputs.release)
 
 
@@ -368,7 +368,7 @@ def _window_of(m: MonitorSettings | None) -> Window | None:
     return Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
 
 
-def _forked(probe: Probe | None) -> None:
+def _stop_in_fork(probe: Probe | None) -> None:
     """In a forked child (a worker of a data loader): it is not the training, nothing is seen or written there."""
     if probe is not None and not probe._closed:
         probe._closed = True

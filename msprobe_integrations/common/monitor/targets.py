@@ -44,20 +44,20 @@ def matches(name: str, targets: Sequence[str], vpp_stage: int = 0) -> bool:
 def is_named(name: str, targets: Sequence[str], vpp_stage: int = 0) -> bool:
     """Is exactly this module meant, and not one above it? Without targets nothing is."""
     for target in targets:
-        stage, bare = _split(target)
+        stage, bare = _split_target(target)
         if stage in (-1, vpp_stage) and (name == bare or fnmatch.fnmatchcase(name, bare)):
             return True
     return False
 
 
 def _within(name: str, target: str, vpp_stage: int) -> bool:
-    stage, bare = _split(target)
+    stage, bare = _split_target(target)
     if stage not in (-1, vpp_stage):
         return False
     return name == bare or name.startswith(f"{bare}.") or fnmatch.fnmatchcase(name, bare) or fnmatch.fnmatchcase(name, f"{bare}.*")
 
 
-def _split(target: str) -> tuple[int, str]:
+def _split_target(target: str) -> tuple[int, str]:
     """The chunk a target is meant for, -1 for all, and its name without wrappers."""
     first, colon, rest = target.partition(":")
     stage, bare = (int(first), rest) if colon and first.isdigit() else (-1, target)
@@ -72,7 +72,7 @@ def plain(path: str) -> str:
     return ".".join(part for part in parts if part not in _WITHIN) if not _WITHIN.isdisjoint(parts) else path
 
 
-def unmatched(targets: Iterable[str], names: Sequence[Iterable[str]]) -> dict[str, list[str]]:
+def find_unmatched(targets: Iterable[str], names: Sequence[Iterable[str]]) -> dict[str, list[str]]:
     """Targets that nothing is called, each with the names that look most like it.
 
     Args:
@@ -84,6 +84,6 @@ def unmatched(targets: Iterable[str], names: Sequence[Iterable[str]]) -> dict[st
     for target in targets:
         if not any(_within(name, target, chunk) for chunk, known in enumerate(lists) for name in known):
             everything = sorted({name for known in lists for name in known if name})
-            close = difflib.get_close_matches(_split(target)[1], everything, n=3, cutoff=0.3)
+            close = difflib.get_close_matches(_split_target(target)[1], everything, n=3, cutoff=0.3)
             found[target] = close or everything[:3]
     return found

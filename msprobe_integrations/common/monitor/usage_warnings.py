@@ -61,14 +61,14 @@ class UsageWarnings:
         if probe is None or parameters is None or window is None or not self._began or not window.is_wanted(frame.step, frame.rank):
             return
         self._left = 0 if "skipped" in frame.scalars else self._left - 1  # an update was seen
-        if text := self._missing(probe, parameters, frame):
+        if text := self._explain_missing(probe, parameters, frame):
             self._left = 0
             _log.warning(text)
 
-    def _missing(self, probe: ProbeBase, parameters: ParameterMonitor, frame: Frame) -> str:
+    def _explain_missing(self, probe: ProbeBase, parameters: ParameterMonitor, frame: Frame) -> str:
         if not probe._models:
             return "" if frame.samples else "no model is watched: call attach(model, optimizer) before the first step"
-        wanted = _wanted(probe)
+        wanted = _list_switches(probe)
         if not wanted:
             return ""
         if parameters.without_optimizer:
@@ -79,6 +79,6 @@ class UsageWarnings:
         return ""
 
 
-def _wanted(probe: ProbeBase) -> Sequence[str]:
+def _list_switches(probe: ProbeBase) -> Sequence[str]:
     monitor = probe.monitor
     return [f"monitor.{name}" for name in _SWITCHES if monitor is not None and monitor.enabled and getattr(monitor, name)]

@@ -22,7 +22,7 @@ def algorithm_of(optimizer: Any, group: Mapping[str, Any]) -> str:
         if name.startswith("muon") or name.endswith("muon"):
             return "muon" if group.get("use_muon", True) else "adamw"
         if name == "adam":
-            return "adamw" if _decoupled(optimizer, group) else "adam"
+            return "adamw" if _is_decoupled(optimizer, group) else "adam"
         if name in KNOWN:
             return name
     return ""
@@ -34,7 +34,7 @@ def _plain(name: str) -> str:
     return name
 
 
-def _decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool:
+def _is_decoupled(optimizer: Any, group: Mapping[str, Any]) -> bool:
     """Weight decay apart from the gradient: ``decoupled_weight_decay`` of torch, ``adam_w_mode`` of apex, Transformer Engine (where it
     may be a number) and DeepSpeed."""
     said = group.get("decoupled_weight_decay", getattr(optimizer, "adam_w_mode", False))

@@ -90,7 +90,7 @@ class Piece:
         object.__setattr__(self, "sharded", "of" in self.facts)
         object.__setattr__(self, "plain", {k: v for k, v in self.facts.items() if k != "of"})
 
-    def note(self, key: str, value: Any) -> None:
+    def add_fact(self, key: str, value: Any) -> None:
         """One more fact, for all samples from now on."""
         object.__setattr__(self, "facts", {**self.facts, key: value})
         object.__setattr__(self, "plain", {**self.plain, key: value})
@@ -146,11 +146,11 @@ class Pieces:
                 if tensor is None:
                     continue
                 if piece.sharded or histogram:
-                    self.take(family, piece, tensor, phase=phase, part=True)
+                    self.sample_tensor(family, piece, tensor, phase=phase, part=True)
                 else:
                     append(_new(Sample, (family, piece.name, reduce(tensor), phase, -1, piece.vpp_stage, piece.plain)))
 
-    def take(self, family: str, piece: Piece, tensor: Any, *, phase: str = "", micro_step: int = -1, part: bool = False) -> None:
+    def sample_tensor(self, family: str, piece: Piece, tensor: Any, *, phase: str = "", micro_step: int = -1, part: bool = False) -> None:
         """Sample one tensor. No wait.
 
         Args:

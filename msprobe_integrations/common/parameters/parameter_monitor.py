@@ -86,7 +86,7 @@ class ParameterMonitor:
             return
         optimizer = attached.optimizer
         self.optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-        self.exchanges.follow(monitor)
+        self.exchanges.apply_settings(monitor)
         for each in self.optimizers or [None]:
             source = (attached.find or self._find)(self._probe, attached.models, each)
             if source is not None:

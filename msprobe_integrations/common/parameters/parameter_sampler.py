@@ -108,7 +108,7 @@ class ParameterSampler:
         self._updates.fresh()
         self._samples = self._probe.pipeline.samples
 
-    def _turn(self) -> None:
+    def _swap_attempts(self) -> None:
         """The step runs a second time, or its first run is gone on with."""
         present = {name: getattr(self, name) for name in _OF_AN_ATTEMPT}
         merges = self._pieces.exchange()
@@ -144,7 +144,7 @@ class ParameterSampler:
         if not self._due or self._probe._paused:
             return False
         if self._samples is not self._probe.pipeline.samples:
-            self._turn()
+            self._swap_attempts()
         return True
 
     @property
@@ -159,7 +159,7 @@ class ParameterSampler:
         """The gradient of one micro batch (``micro_batch_gradients``). -1: numbered by the probe, or by how often it came.
 
         Args:
-            part: as of `unreduced`.
+            part: as of `sample_unreduced`.
         """
         if self._micro_on and self.active:  # called for every parameter: nothing here but what it takes
             try:
@@ -176,7 +176,7 @@ class ParameterSampler:
         """For the rest of this step."""
         self._micro_on = False
 
-    def unreduced(self, piece: Piece, gradient: Any, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
+    def sample_unreduced(self, piece: Piece, gradient: Any, phase: str = ACCUMULATED, micro_step: int = -1, part: bool = False) -> None:
         """This rank's gradient before the reduction (``unreduced_gradients``). The last one of a step counts.
 
         Args:
@@ -194,7 +194,7 @@ class ParameterSampler:
                 self._probe.faults.fail(UNREDUCED, error)
 
     def no_sum(self, piece: Piece) -> None:
-        """What `unreduced` got of this piece in this step is no sum over micro batches."""
+        """What `sample_unreduced` got of this piece in this step is no sum over micro batches."""
         self._noted.pop(piece, None)
 
     def change_to(self, phase: str) -> None:
@@ -213,7 +213,7 @@ class ParameterSampler:
                 self._copies_noted = True
                 self._note_copies()
             self._take_gradients(None)
-            self._take(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
+            self._sample_part(PARAMETERS, "param_origin", self.source.pieces, self.source.value)
             self._note_untrained()
         if self.replicas is not None:
             self.replicas.before_update(self.source, self.active)
@@ -236,12 +236,12 @@ class ParameterSampler:
             with self._probe.guard(AGREEMENT), self._probe.shield(), self._probe.backend.batched():
                 self._updates.agreement(chosen)
 
-    def updated(self, pieces: Sequence[Piece] | None = None) -> None:
+    def sample_updates(self, pieces: Sequence[Piece] | None = None) -> None:
         """The inner update of these pieces (None: all that have not been named in this step) is done, gradients are still there:
         update and ratio."""
         if self.active and self._probe.wanted(UPDATES):
             with self._probe.guard(UPDATES), self._probe.shield(), self._probe.backend.batched():
-                self._updates.take(pieces)
+                self._updates.sample_updates(pieces)
 
     def after_step(self, skipped: bool | Any = False) -> None:
         """The update is done, or was skipped (a tensor: 0 or 1, read at once only where that waits for nothing): parameters, states,
@@ -253,8 +253,8 @@ class ParameterSampler:
         if self.active:
             if not sure:
                 self._probe.backend.forget()  # fused updates leave version counters as they are
-                self.updated()
-            self._take(PARAMETERS, "param_updated", self.source.pieces, self.source.value)
+                self.sample_updates()
+            self._sample_part(PARAMETERS, "param_updated", self.source.pieces, self.source.value)
             if not self._states_before or not self._readied:  # a skipped update may not have come to its inner step
                 self._take_states(self.source.pieces)
         self.scalar("skipped", float(skipped) if isinstance(skipped, bool) else skipped)
@@ -303,7 +303,7 @@ class ParameterSampler:
             for piece in self.source.pieces:
                 main, parameter = self.source.main(piece), piece.parameter
                 if main is not None and self._probe.finer(main, parameter):
-                    piece.note(FINER_COPY, str(main.dtype))
+                    piece.add_fact(FINER_COPY, str(main.dtype))
 
     def _note_untrained(self) -> None:
         """Parameters that the update passes by: without a gradient, or in no optimizer (any more)."""
@@ -354,7 +354,7 @@ class ParameterSampler:
         with self._probe.guard(GRADIENTS), self._probe.shield():
             self._pieces.take_all("grad_reduced", chosen, self.source.gradient, phase=phase)
 
-    def _take(self, part: str, family: str, pieces: Sequence[Piece], get: Get) -> None:
+    def _sample_part(self, part: str, family: str, pieces: Sequence[Piece], get: Get) -> None:
         if self._probe.wanted(part):
             with self._probe.guard(part), self._probe.shield():
                 self._pieces.take_all(family, pieces, get)

@@ -66,6 +66,6 @@ class ParameterValues(Protocol):
         parameter that no optimizer has, `msprobe_integrations.common.parameters.updates.IN_NO_OPTIMIZER` is true in it."""
         ...
 
-    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+    def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """Groups of ranks that hold the same parameter as this rank does."""
         ...

@@ -38,7 +38,7 @@ class Tensors(Protocol):
         """1 - beta**max(step, 1) for a `step` that is on a device."""
         ...
 
-    def added(self, a: Any, factor: float, b: Any, other: float) -> Any:
+    def add_scaled(self, a: Any, factor: float, b: Any, other: float) -> Any:
         """The tensor factor * a + other * b."""
         ...
 
@@ -155,7 +155,7 @@ class _Updates:
         if isinstance(kept, float) and kept <= 0.0:
             raise _Unknown("lr")
         if momentum:
-            grad, sign = tensors.added(self._state("momentum_buffer"), momentum, grad, sign), 1.0
+            grad, sign = tensors.add_scaled(self._state("momentum_buffer"), momentum, grad, sign), 1.0
         return Pair(pairs.LINEAR, grad, param, (sign / kept, decay / kept, 0.0))
 
     def lion(self) -> Pair:
@@ -169,12 +169,12 @@ class _Updates:
         return Pair(pairs.SIGN, grad, self._state("exp_avg"), (1.0 - first / second, first / second, 0.0))
 
     def rmsprop(self) -> Pair:
-        return self._rooted("square_avg")
+        return self._find_root_pair("square_avg")
 
     def adagrad(self) -> Pair:
-        return self._rooted("sum")
+        return self._find_root_pair("sum")
 
-    def _rooted(self, state: str) -> Pair:
+    def _find_root_pair(self, state: str) -> Pair:
         hyper, grad = self._hyper, self._gradient()
         if hyper.get("centered") or hyper.get("momentum") or hyper.get("weight_decay"):
             raise _Unknown("gradient")

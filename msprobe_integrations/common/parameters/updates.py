@@ -54,7 +54,7 @@ class Updates:
             number = TensorRef(ref.row, self._probe.number._replace(device=ref.description.device))
             self._pieces.add("other", piece, number, part=True, extra={"tag": AGREEMENT_TAG}, state=AGREEMENT_TAG)
 
-    def take(self, pieces: Sequence[Piece] | None) -> None:
+    def sample_updates(self, pieces: Sequence[Piece] | None) -> None:
         """Update and, for Adam, ratio of these pieces, each once a step; None: of all others."""
         source, done, backend = self._source, self._done, self._probe.backend
         for piece in source.pieces if pieces is None else pieces:
@@ -66,7 +66,7 @@ class Updates:
                 continue  # the optimizer has passed it by
             hyper = source.hyper(piece)
             if hyper.get(IN_NO_OPTIMIZER):
-                self._unowned(piece)
+                self._note_unowned(piece)
                 continue
             algorithm, main, states = hyper["algorithm"], source.main(piece), source.states(piece)
             update = backend.reduce_update(algorithm, main, gradient, states, hyper)
@@ -83,7 +83,7 @@ class Updates:
         first = self._probe.backend.histogram_of_update(states, hyper, eps, kind) if kind is not None else -1
         self._pieces.add(family, piece, ref, part=True, histogram=(first, kind or ""))
 
-    def _unowned(self, piece: Piece) -> None:
+    def _note_unowned(self, piece: Piece) -> None:
         """Nothing is lost: nobody updates it."""
         if piece in self._told:
             return

@@ -123,7 +123,7 @@ class Loop:
             family = socket.AF_INET6 if both else socket.AF_INET
             self._listener = socket.create_server(("127.0.0.1" if alone else "", 0), family=family, backlog=256, dualstack_ipv6=both)
             self._listener.setblocking(False)
-            self._listen()
+            self._watch_listener()
             hosts = [] if alone else own_hosts(store_host)
             self._address = " ".join([self._secret.hex(), str(self._listener.getsockname()[1]), machine_id(), *hosts])
         return self._address
@@ -167,7 +167,7 @@ class Loop:
         except OSError as error:
             if error.errno in (errno.EMFILE, errno.ENFILE):  # it stays ready to be accepted: the thread would not rest
                 self.watch(self._listener, 0, self._on_listener)
-                self.later(_FULL, self._listen)
+                self.later(_FULL, self._watch_listener)
             return
         most = max(1, min(_STRANGERS, resource.getrlimit(resource.RLIMIT_NOFILE)[0] // _OF_ALL_FILES))
         while len(self._strangers) >= most:  # the oldest goes: a rank says at once what it wants
@@ -176,9 +176,9 @@ class Loop:
             oldest.close()
         connection = Connection(self, sock)
         self._strangers[connection] = time.monotonic() + GREETING
-        connection.listen(self._greet)
+        connection.set_handler(self._greet)
 
-    def _listen(self) -> None:
+    def _watch_listener(self) -> None:
         if self._listener is not None and self.alive:
             self.watch(self._listener, selectors.EVENT_READ, self._on_listener)
 
@@ -202,7 +202,7 @@ class Loop:
         if (links := self._links.get(key)) is not None:
             links.adopt(connection)
         else:  # this rank has not heard yet that all have come
-            connection.listen(lambda _connection: None)
+            connection.set_handler(lambda _connection: None)
             self._early.setdefault(key, []).append(connection)
             self.later(_UNCLAIMED, lambda: self._drop_early(key))
 
@@ -281,7 +281,7 @@ class Connection:
         sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
         loop.connections.add(self)
 
-    def listen(self, handler: Callable[[Connection], None]) -> None:
+    def set_handler(self, handler: Callable[[Connection], None]) -> None:
         """`handler` is called when something has come, or nothing will any more."""
         self._handler = handler
         self._watch()
@@ -318,9 +318,9 @@ class Connection:
         if events & selectors.EVENT_WRITE:
             self._write()
         if events & selectors.EVENT_READ and not self.ended:
-            self._read()
+            self._read_socket()
 
-    def _read(self) -> None:
+    def _read_socket(self) -> None:
         try:
             chunk = self.sock.recv(_CHUNK)
             if chunk:

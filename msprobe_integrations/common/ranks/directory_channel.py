@@ -218,7 +218,7 @@ class DirectoryChannel:
         if time.monotonic() > checks[0].deadline:
             self._fail(f"ranks {self.ranks} did not all answer in {self._patience:.0f} s: {self._where()}")
             return False
-        return self._lead(checks[0]) if self.leader else self._follow(checks)
+        return self._lead(checks[0]) if self.leader else self._follow_leader(checks)
 
     def _why_missing(self, ranks: Sequence[int], there: Collection[str]) -> str:
         """Why these ranks will not answer; empty when they may.
@@ -247,7 +247,7 @@ class DirectoryChannel:
                 self._results.append((check.done, differences))
         return True
 
-    def _follow(self, checks: list[_Check]) -> bool:
+    def _follow_leader(self, checks: list[_Check]) -> bool:
         token = self._read_token()
         if not token and self._token and not (self._directory / _LEADER).exists():
             return self._over(checks[0], [])  # the lowest rank has closed and asks nobody any more
@@ -296,7 +296,7 @@ class DirectoryChannel:
                 return False
             digests[i] = np.frombuffer(data, np.int64, n, 8)
             known[i] = np.frombuffer(data, np.bool_, n, 8 + 8 * n)
-        differences = differing(digests, known)
+        differences = find_differences(digests, known)
         over = self._over(check, differences)
         for path in others:
             path.unlink()
@@ -325,7 +325,7 @@ def pause_of(ranks: int) -> float:
     return PAUSE * max(1.0, ranks / PAUSED)
 
 
-def differing(digests: Words, known: Mask) -> list[Difference]:
+def find_differences(digests: Words, known: Mask) -> list[Difference]:
     """What is not the same on all ranks that have it, [ranks, n] each."""
     first = np.where(known.any(0), digests[known.argmax(0), np.arange(digests.shape[1])], 0)
     places = np.flatnonzero((known & (digests != first)).any(0))

@@ -73,7 +73,7 @@ class ExchangeThread:
         self._links: Links | None = None
         running.add(self)
         self._loop: Loop = join_loop(self)
-        self._loop.call(self._turn)
+        self._loop.call(self._do_pending_work)
 
     @property
     def connected(self) -> bool:
@@ -87,7 +87,7 @@ class ExchangeThread:
             self._queue.clear()
         self._why = self._why or why
         if self._phase is not Phase.ENDED:
-            self._loop.call(self._turn)
+            self._loop.call(self._do_pending_work)
 
     def _make_lanes(self) -> list[Lane]:
         """How what the ranks have is merged."""
@@ -112,7 +112,7 @@ class ExchangeThread:
 
     # on the thread
 
-    def _turn(self) -> None:
+    def _do_pending_work(self) -> None:
         """Look what there is to do, and say when to look again."""
         self._turn_number += 1
         number = self._turn_number
@@ -121,7 +121,7 @@ class ExchangeThread:
             if self._phase is Phase.ENDED:
                 return
             if self.failed:
-                self._end()
+                self._end_exchange()
             elif self._phase is Phase.MEETING:
                 pause = self._meet()
             elif self._phase is Phase.BROKEN:
@@ -130,7 +130,7 @@ class ExchangeThread:
             self._break_off(error)
             return
         if pause is not None:
-            self._loop.later(pause, lambda: self._turn() if number == self._turn_number else None)
+            self._loop.later(pause, lambda: self._do_pending_work() if number == self._turn_number else None)
 
     def _break_off(self, error: Exception) -> None:
         why = str(error) if isinstance(error, UsageError) else self._first_words(error)
@@ -173,14 +173,14 @@ class ExchangeThread:
         if came:
             _log.info("ranks %s all take part now: what they exchange is whole from here on", self.ranks)
         for item in items:
-            self._begin(item)
+            self._begin_item(item)
         parent = self._shape.parent
         if parent >= 0 and (address := self._members.address(self.ranks[parent])):
             self._links.reach(parent, address)
         elif parent >= 0:
             self._lose(parent, "it has left")
 
-    def _begin(self, item: Any) -> None:
+    def _begin_item(self, item: Any) -> None:
         """Tell the others what this rank has; what waits until all have come is begun then."""
         with self._lock:
             begins = self.connected and item in self._queue and item not in self._begun
@@ -196,7 +196,7 @@ class ExchangeThread:
             if self._links is None:
                 return
             if place == SELF:
-                self._answered(message)
+                self._handle_answer(message)
             else:
                 self._links.send(place, message)
 
@@ -209,7 +209,7 @@ class ExchangeThread:
         except Exception as error:
             self._break_off(error)
 
-    def _answered(self, message: Message) -> None:
+    def _handle_answer(self, message: Message) -> None:
         lane, number, identity = message.lane, message.number, message.identity
         alike = message.kind is not Kind.UNLIKE
         with self._lock:
@@ -254,7 +254,7 @@ class ExchangeThread:
             said = f"rank {rank}: {why}" if why else f"rank {rank}"
             self.trouble = f"one of the ranks {self.ranks} has ended or cannot be reached ({said})"
             self._phase, self._broken_at = Phase.BROKEN, time.monotonic()
-            self._loop.call(self._turn)
+            self._loop.call(self._do_pending_work)
 
     def _look_who_left(self) -> float | None:
         if self._members.state() & LEFT:
@@ -274,7 +274,7 @@ class ExchangeThread:
         self._phase = Phase.MEETING
         self._miss(who)
         self._members.end_generation()
-        self._loop.call(self._turn)
+        self._loop.call(self._do_pending_work)
 
     def _miss(self, why: str) -> None:
         with self._lock:
@@ -291,7 +291,7 @@ class ExchangeThread:
         if links is not None:
             links.close()
 
-    def _end(self) -> None:
+    def _end_exchange(self) -> None:
         self._phase = Phase.ENDED
         try:
             self._tell_neighbours(self.ranks[self._place], self._why or self.failed)

@@ -35,7 +35,7 @@ class Exchanges:
         self._made: dict[tuple[int, ...], Exchange | None] = {}
         self._said: set[tuple[int, ...]] = set()
 
-    def follow(self, monitor: MonitorSettings) -> None:
+    def apply_settings(self, monitor: MonitorSettings) -> None:
         """These settings hold from now on."""
         self.watched = monitor.rank
         # with `hot` they are made at the start, where all ranks are, and are there when a change wants them
@@ -49,7 +49,7 @@ class Exchanges:
         if not self.wanted or self._left:
             return None
         if self._at_once and key not in self._made:
-            self._made[key] = self._make(key)
+            self._made[key] = self._make_exchange(key)
         if self.watched and not set(key).issubset(self.watched):
             if key not in self._said:
                 self._said.add(key)
@@ -60,7 +60,7 @@ class Exchanges:
                 )
             return None
         if key not in self._made:
-            self._made[key] = self._make(key)
+            self._made[key] = self._make_exchange(key)
         return self._made[key]
 
     def hurry(self) -> None:
@@ -76,7 +76,7 @@ class Exchanges:
             if exchange is not None:
                 exchange.close(*why)
 
-    def _make(self, ranks: tuple[int, ...]) -> Exchange | None:
+    def _make_exchange(self, ranks: tuple[int, ...]) -> Exchange | None:
         try:
             return self._connect(ranks)
         except Exception as error:

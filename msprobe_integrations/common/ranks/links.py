@@ -68,7 +68,7 @@ class Links:
         if connection.place in self._there or connection.place not in self._children:
             connection.close()
             return
-        self._take(connection)
+        self._add_connection(connection)
 
     def close(self) -> None:
         """What was sent arrives still."""
@@ -77,14 +77,14 @@ class Links:
         for connection in self._there.values():
             connection.finish()
 
-    def _take(self, connection: Connection) -> None:
+    def _add_connection(self, connection: Connection) -> None:
         self._there[connection.place] = connection
-        connection.listen(self._read)
+        connection.set_handler(self._read_messages)
         for data in self._kept.pop(connection.place, []):
             connection.send(data)
-        self._read(connection)
+        self._read_messages(connection)
 
-    def _read(self, connection: Connection) -> None:
+    def _read_messages(self, connection: Connection) -> None:
         try:
             for message in decode(connection.data):
                 if self._closed:
@@ -132,7 +132,7 @@ class Links:
             connection = Connection(self._loop, sock)
             connection.place = self._parent
             connection.send(self._loop.hello(self._secret, self._key, self._place))
-            self._take(connection)
+            self._add_connection(connection)
 
         def on_events(_events: int) -> None:
             code = sock.getsockopt(socket.SOL_SOCKET, socket.SO_ERROR)

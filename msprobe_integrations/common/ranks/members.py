@@ -124,7 +124,7 @@ class Members:
 
     def address(self, rank: int) -> str:
         """Where a member of a complete group can be reached; empty when it has left."""
-        text = self._said(rank)
+        text = self._read_reason(rank)
         return text[len(HERE) + 1 :] if text.startswith(HERE) else ""
 
     def others(self, what: str) -> str | None:
@@ -142,14 +142,14 @@ class Members:
             said = json.loads(bytes(self._store.get(key)))
         elif asks or time.monotonic() > since + _LONGEST_ANSWER:
             for rank in self.ranks:
-                if not (text := self._said(rank)).startswith(HERE):
+                if not (text := self._read_reason(rank)).startswith(HERE):
                     said.setdefault(text, []).append(rank)
             self._store.set(key, json.dumps(said))
         else:
             return None
         return describe_others({text: [rank for rank in ranks if rank != self._rank] for text, ranks in said.items()})
 
-    def _said(self, rank: int) -> str:
+    def _read_reason(self, rank: int) -> str:
         key = self._key(f"rank{rank}")
         return bytes(self._store.get(key)).decode("utf-8", "replace") if self._store.check([key]) else SILENT
 

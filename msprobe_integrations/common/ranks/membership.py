@@ -34,7 +34,7 @@ class Membership:
         self._compared = False
         self._numbers: Any = None
 
-    def look(self) -> None:
+    def update_rank(self) -> None:
         """At the begin of every step."""
         probe = self._probe
         if self.rank is None and (rank := probe.backend.rank()) is not None:

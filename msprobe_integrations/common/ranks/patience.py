@@ -19,7 +19,7 @@ CUT_PATIENCE = 0.5
 LEAST = 0.02
 
 
-def raised() -> bool:
+def has_raised() -> bool:
     """Is an exception on its way through the training, or has one ended it?"""
     return sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
 
@@ -44,6 +44,6 @@ class Patience:
 
     def left(self) -> float:
         """Seconds that the other ranks may be waited for now, at least `LEAST`; looks whether the training has raised."""
-        if raised():
+        if has_raised():
             self.cut()
-        return max(LEAST, min(CLOSE_PATIENCE, signal_shutdown.left() / 4, self._until - time.monotonic()))
+        return max(LEAST, min(CLOSE_PATIENCE, signal_shutdown.get_seconds_left() / 4, self._until - time.monotonic()))

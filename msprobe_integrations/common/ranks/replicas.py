@@ -123,7 +123,7 @@ class ReplicaCheck:
         self._settings = settings if settings is not None and settings.interval and (settings.parameters or settings.gradients) else None
         rank = self._ranks.rank()
         if self._settings is None or monitor is None or rank is None:
-            self._keep({})
+            self._keep_channels({})
             return
         self._start = monitor.start_step
         self._first = True
@@ -133,37 +133,37 @@ class ReplicaCheck:
         for source in sources:
             for piece in source.pieces:
                 takes: dict[tuple[str, bool, bool], _Take] = {}
-                for replicas in source.replicated(piece):
+                for replicas in source.find_replicas(piece):
                     ranks = tuple(sorted(self._ranks.members(replicas.group)))
                     if monitor.rank:
                         ranks = tuple(r for r in ranks if r in monitor.rank)
                     if len(ranks) < 2 or rank not in ranks or (monitor.targets and replicas.label == "embedding"):
                         continue  # with targets one of the names of an embedding may be chosen, the other not
-                    for key in _wanted(self._settings, piece, replicas):
+                    for key in _list_comparisons(self._settings, piece, replicas):
                         if key not in takes:
-                            takes[key] = self._take(source, piece, *key)
+                            takes[key] = self._add_take(source, piece, *key)
                         group = groups.setdefault(ranks, _Group())
                         group.takes.append(takes[key])
                         group.labels.append(replicas.label)
         if sources and not groups and rank == 0 and not self._idle:
             self._idle = True
             _log.warning("monitor.replica_check: rank 0 holds no parameter that another rank holds too; nothing is compared there")
-        self._keep(groups)
+        self._keep_channels(groups)
         self._rows = np.full(self._count, _NOT_TAKEN, np.int64)
         if self._channels:
             self._sources = list(sources)
 
-    def _take(self, source: ParameterValues, piece: Piece, kind: str, part: bool, before: bool) -> _Take:
+    def _add_take(self, source: ParameterValues, piece: Piece, kind: str, part: bool, before: bool) -> _Take:
         take = _Take(self._count, source, piece, kind, part, before)
         self._count += 1
         self._takes.setdefault((source, before), []).append(take)
         return take
 
-    def _keep(self, groups: dict[tuple[int, ...], _Group]) -> None:
+    def _keep_channels(self, groups: dict[tuple[int, ...], _Group]) -> None:
         """Channels for these groups and no others; those that compare what they did stay."""
         for ranks, channel in list(self._channels.items()):
             if ranks not in groups or channel.failed or tuple(groups[ranks].contents()) != channel.contents:
-                self._missed(ranks, channel, "what is compared has changed before they ended")
+                self._warn_missed(ranks, channel, "what is compared has changed before they ended")
                 self._channels.pop(ranks).close()
         self._groups = groups
         for ranks in sorted(groups):
@@ -172,7 +172,7 @@ class ReplicaCheck:
                     self._channels[ranks] = self._ranks.channel(ranks, groups[ranks].contents())
                 except Exception as error:
                     raise_of_training(error)
-                    self._say(ranks, str(error))
+                    self._warn_once(ranks, str(error))
 
     # in a step
 
@@ -228,7 +228,7 @@ class ReplicaCheck:
                 rows, self._rows = self._rows, np.full(self._count, _NOT_TAKEN, np.int64)
                 if self._samples is self._probe.pipeline.samples:  # else the step was taken back, and its rows with it
                     sendings = [(channel, self._groups[ranks]) for ranks, channel in self._channels.items()]
-                    self._probe.pipeline.edit_rows(_Send(partial(self._found, step), step, sendings, rows))
+                    self._probe.pipeline.edit_rows(_Send(partial(self._report_differences, step), step, sendings, rows))
 
     # afterwards
 
@@ -242,7 +242,7 @@ class ReplicaCheck:
                     _log.warning("replicas on ranks %s: %d checks were not made, nor are others like them: %s", in_short(ranks), count, why)
             if channel.failed:
                 self._channels.pop(ranks).close()
-                self._say(ranks, channel.failed)
+                self._warn_once(ranks, channel.failed)
 
     def hurry(self) -> None:
         for channel in self._channels.values():
@@ -258,7 +258,7 @@ class ReplicaCheck:
             self.poll()
         self.poll()  # what arrived between the last look and the end of the last check
         for ranks, channel in self._channels.items():
-            self._missed(ranks, channel, f"not all of them have answered in {seconds:.1f} s")
+            self._warn_missed(ranks, channel, f"not all of them have answered in {seconds:.1f} s")
 
     def detach(self) -> None:
         """Let go of what is compared; connections of ranks stay for the next `attach`."""
@@ -274,16 +274,16 @@ class ReplicaCheck:
             channel.close(*why)
 
     @staticmethod
-    def _missed(ranks: tuple[int, ...], channel: Channel, why: str) -> None:
+    def _warn_missed(ranks: tuple[int, ...], channel: Channel, why: str) -> None:
         if channel.under_way:
             _log.warning("replicas on ranks %s: %d checks have no result, %s", in_short(ranks), channel.under_way, why)
 
-    def _say(self, ranks: tuple[int, ...], why: str) -> None:
+    def _warn_once(self, ranks: tuple[int, ...], why: str) -> None:
         if ranks not in self._said:
             self._said.add(ranks)
             _log.warning("replicas on ranks %s are not compared any more, training goes on: %s", in_short(ranks), why)
 
-    def _found(self, step: int, channel: Channel, group: _Group, taken: Mask, differences: Sequence[Difference]) -> None:
+    def _report_differences(self, step: int, channel: Channel, group: _Group, taken: Mask, differences: Sequence[Difference]) -> None:
         """The result of one check of one group."""
         rule, probe = self._rule, self._probe
         if not channel.leader or not (differences or rule.running):
@@ -327,7 +327,7 @@ class _Send(RowsEdit):
         """Nothing is left to do."""
 
 
-def _wanted(settings: ReplicaCheckSettings, piece: Piece, replicas: Replicas) -> Iterator[tuple[str, bool, bool]]:
+def _list_comparisons(settings: ReplicaCheckSettings, piece: Piece, replicas: Replicas) -> Iterator[tuple[str, bool, bool]]:
     """Kind, part and moment (before the update) of what a group can compare of a piece."""
     if settings.parameters:
         yield PARAM, replicas.part, replicas.late

@@ -79,7 +79,7 @@ class StepExchange(ExchangeThread):
         """Take `item` into the line."""
         too_old: Any = None
         too_many = False
-        action: Callable[[], None] = partial(self._begin, item)
+        action: Callable[[], None] = partial(self._begin_item, item)
         with self._lock:
             missing = self.missing
             if self.failed:
@@ -92,10 +92,10 @@ class StepExchange(ExchangeThread):
                 if self.connected:
                     too_many = waiting > self._limit + self._backlog
                 elif waiting > self._limit:
-                    self._absent_at, action = min(self._absent_at, time.monotonic()), self._turn
+                    self._absent_at, action = min(self._absent_at, time.monotonic()), self._do_pending_work
                     too_old = self._queue.popleft() if waiting > _FURTHER * self._limit else None
                 elif not self._absent_at:
-                    self._absent_at, action = time.monotonic() + ABSENT, self._turn
+                    self._absent_at, action = time.monotonic() + ABSENT, self._do_pending_work
         if missing:
             self._miss_ranks([item], missing)
             return
@@ -120,7 +120,7 @@ class StepExchange(ExchangeThread):
         """Wait until all ranks have come, at most so long; whoever has not is `missing` then, as far as the store answers in time."""
         self._absent_at = time.monotonic() + seconds
         end = self._absent_at + LOST
-        self._loop.call(self._turn)
+        self._loop.call(self._do_pending_work)
         while not (self.connected or self.missing or self.failed) and time.monotonic() < end:
             time.sleep(0.002)
         return self.connected
@@ -130,7 +130,7 @@ class StepExchange(ExchangeThread):
         soon = max(self._absent_at - ABSENT + ABSENT_AT_END, time.monotonic() + LEAST_AT_END)
         if not self.connected and self._absent_at > soon:
             self._absent_at = soon
-            self._loop.call(self._turn)
+            self._loop.call(self._do_pending_work)
 
     def close(self, why: str = CLOSED) -> None:
         self._why = self._why or why

@@ -39,11 +39,11 @@ Finish = Callable[[], None]
 
 
 class SignalShutdown:
-    """One per process: what is to be finished, and the handlers. Use `at_signal`, `forget` and `look`."""
+    """One per process: what is to be finished, and the handlers. Use `at_signal`, `forget` and `check_wakeup_fd`."""
 
     def __init__(self) -> None:
         self._finishers: list[Finish] = []
-        self._handler = self._arrived
+        self._handler = self._handle_signal
         self._signals: list[signal.Signals] = []
         self._pipe: tuple[int, int] | None = None
         self._patience = 0.0
@@ -68,12 +68,10 @@ class SignalShutdown:
         if not self._finishers and not self._first:
             self._uninstall()
 
-    def left(self) -> float:
-        """As `left`."""
+    def get_seconds_left(self) -> float:
         return self._first + self._patience - time.monotonic() if self._first else math.inf
 
-    def look(self) -> None:
-        """As `look`."""
+    def check_wakeup_fd(self) -> None:
         if self._pipe is None or self._first:
             return
         try:
@@ -97,7 +95,7 @@ class SignalShutdown:
             os.close(write)
             return
         self._pipe, self._signals = (read, write), wanted
-        threading.Thread(target=self._listen, args=(read,), name="msprobe-signals", daemon=True).start()
+        threading.Thread(target=self._wait_for_signals, args=(read,), name="msprobe-signals", daemon=True).start()
         for number in wanted:
             signal.signal(number, self._handler)
 
@@ -117,7 +115,7 @@ class SignalShutdown:
 
     # a signal
 
-    def _arrived(self, number: int, frame: FrameType | None) -> None:
+    def _handle_signal(self, number: int, frame: FrameType | None) -> None:
         """The handler, in the main thread."""
         if signal.getsignal(number) is not self._handler:
             return  # a handler of somebody else calls the one it found: the default action would not have been called
@@ -134,7 +132,7 @@ class SignalShutdown:
         self._finish()
         _die(number)
 
-    def _listen(self, read: int) -> None:
+    def _wait_for_signals(self, read: int) -> None:
         """The thread: waits for a signal, sees to it that the process ends in time."""
         while True:
             numbers = os.read(read, 64)
@@ -227,15 +225,15 @@ def forget(finish: Finish) -> None:
     _exits.remove(finish)
 
 
-def look() -> None:
+def check_wakeup_fd() -> None:
     """Once per step, in about a microsecond: does somebody else listen to signals by now? Then the default action is put back, for
     nobody would end a process that is held in native code."""
-    _exits.look()
+    _exits.check_wakeup_fd()
 
 
-def left() -> float:
+def get_seconds_left() -> float:
     """Seconds until the process dies of a signal that has arrived; infinite when none has."""
-    return _exits.left()
+    return _exits.get_seconds_left()
 
 
 def _inside(frame: FrameType | None) -> bool:

@@ -30,7 +30,7 @@ def register(action: Callable[[], None]) -> None:
     """Call ``action()``, which must not raise, before a run of W&B, SwanLab or MLflow is closed on this thread; the newest first. One that
     is closed on another thread, while the training may be in the midst of a step, is only said."""
     _actions[action] = threading.get_ident()
-    look()
+    patch_new_trackers()
 
 
 def unregister(action: Callable[[], None]) -> None:
@@ -41,7 +41,7 @@ def unregister(action: Callable[[], None]) -> None:
         _patched.clear()
 
 
-def look() -> None:
+def patch_new_trackers() -> None:
     """The program may have imported a tracker, or opened a run, since the last look. Takes microseconds while it has not."""
     if not _actions:
         return

@@ -78,7 +78,7 @@ class CellCapture(NamedModules[CellInfo]):
 
     def _put_on(self, around: Sequence[CellInfo], own: Sequence[CellInfo]) -> None:
         self._known = {id(info.module): info for info in around}
-        recursion_room.widen(self, FRAMES)
+        recursion_room.raise_recursion_limit(self, FRAMES)
         if self._recorder.taps:
             identity_ops.PASSES.install()
         for entrance in dict.fromkeys(info.entrance for info in around):

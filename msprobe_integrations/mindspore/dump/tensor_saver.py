@@ -50,7 +50,7 @@ class TensorSaver(BaseTensorSaver):
                 self._lose(NO_DIRECTORY)
             return ref
         ref = backend.reduce_exactly(tensor)
-        if ref.row in files.kept or self._redacted(files, ref):
+        if ref.row in files.kept or self._redact_tensor(files, ref):
             return ref
         try:
             return self._copy_tensor(files, tensor, ref)

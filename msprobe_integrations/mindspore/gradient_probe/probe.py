@@ -32,7 +32,7 @@ _log = get_logger()
 class GradientStep(step.GradientStep[MindSporeBackend]):
     """See `msprobe_integrations.common.gradient_probe.step.GradientStep`."""
 
-    def take(self, name: str, gradient: Any, shard: str = "") -> None:
+    def add_gradient(self, name: str, gradient: Any, shard: str = "") -> None:
         """Take one gradient as it is now.
 
         Raises:
@@ -113,7 +113,7 @@ class GradientProbe(GradientUpdates):
         for one in given:
             self._undo.append(hooks.before_call(one, self._before).remove)
             self._undo.append(hooks.after_call(one, self._after).remove)
-        _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", sum(map(self.listed, names)), self.root)
+        _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", sum(map(self.is_listed, names)), self.root)
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
         if self._off or not self.faults.is_enabled(PART):
@@ -124,7 +124,7 @@ class GradientProbe(GradientUpdates):
             for name, gradient in zip(self._views.get(optimizer, ()), given if isinstance(given, (tuple, list)) else ()):
                 if self._open is None:
                     return
-                if self.listed(name) and isinstance(gradient, mindspore.Tensor) and not self.take(name, gradient):
+                if self.is_listed(name) and isinstance(gradient, mindspore.Tensor) and not self.add_gradient(name, gradient):
                     return
 
     def _after(self, *_: Any) -> None:

@@ -134,7 +134,7 @@ class GraphCapture:
         """Number the Cells that are new; a Cell keeps its number, because compiled graphs hold it."""
         given = models if isinstance(models, (list, tuple)) else [models]
         roots = [model for model in given if isinstance(model, nn.Cell)]
-        if self._parts is not None and list(map(id, roots)) == self._roots and self._parts.unchanged():
+        if self._parts is not None and list(map(id, roots)) == self._roots and self._parts.is_unchanged():
             return []
         self._roots = list(map(id, roots))
         self._parts = Parts([part for root in roots for _, cell in root.cells_and_names() for part in (cell._cells, cell._params)])

@@ -57,7 +57,7 @@ class CellHooks:
     def install(self) -> None:
         """See calls from now on."""
         if not self._patches and self._places:
-            recursion_room.widen(self, FRAMES)
+            recursion_room.raise_recursion_limit(self, FRAMES)
             for entrance in dict.fromkeys(place.entrance for place in self._places):
                 self._patches.add(entrance, "__call__", self._handler(entrance))
 

@@ -170,7 +170,7 @@ class CollectiveWatch(CollectiveSamples):
             return None
         group = group_label(facts.get("group_ranks"))
         if self.stacks:
-            self.note(name, group, site)
+            self.note_stack(name, group, site)
             return None
         call = _Call(name, number, site, group, self.micro_step(), args, kwargs, writes)
         # what lies in memory that another rank's broadcast comes to is no number of the training

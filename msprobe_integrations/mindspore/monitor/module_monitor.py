@@ -84,11 +84,11 @@ class CellNotes(module_notes.ModuleNotes):
     def _first_run(self) -> bool:
         return autograd.graph_task() == -1
 
-    def _recording(self) -> bool:
+    def _is_recording(self) -> bool:
         return autograd.available and bool(autograd.recording())
 
     def _edges(self, tensors: Sequence[Any]) -> tuple[list[Any], int]:
-        if not self._recording():
+        if not self._is_recording():
             return [None] * len(tensors), 0
         edges = [autograd.edge(tensor) for tensor in tensors]
         self._newest = max(self._newest, autograd.newest(edges))

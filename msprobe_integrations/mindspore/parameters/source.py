@@ -96,7 +96,7 @@ class CellSource:
         """See `OptimizerView.hyper`."""
         return self._view.hyper(piece.parameter)
 
-    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+    def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """In data-parallel training (no rank holds a slice of a parameter) all ranks hold all of them."""
         del piece
         return [Replicas("dp", "")] if self._probe.backend.world_size() > 1 and not _are_parameters_sliced() else []
@@ -170,7 +170,7 @@ class CellSource:
                 if monitor.unreduced_gradients and watch.active:
                     number = passes[key] = passes.get(key, -1) + 1
                     # the program adds up what several backward passes give; the last one is not their sum
-                    watch.unreduced(piece, gradient, LOCAL if number else ACCUMULATED, number or -1)
+                    watch.sample_unreduced(piece, gradient, LOCAL if number else ACCUMULATED, number or -1)
             except Exception as error:
                 raise_of_training(error)
                 faults.fail(UNREDUCED, error)

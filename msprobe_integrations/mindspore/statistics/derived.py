@@ -45,7 +45,7 @@ class _MindSpore:
         return 1.0 - beta ** max(float(step), 1.0)
 
     @staticmethod
-    def added(a: Any, factor: float, b: Any, other: float) -> Any:
+    def add_scaled(a: Any, factor: float, b: Any, other: float) -> Any:
         return mindspore.Tensor(npy.array_of(a) * factor + npy.array_of(b) * other)
 
 

@@ -87,7 +87,7 @@ class ApiCapture(TorchFunctionMode):
         """Start seeing calls; `at`: as if it had been done when so many modes were on this thread's stack."""
         if not self.installed:
             self.installed = True  # first: what an interrupt leaves half done is taken off by `remove`
-            recursion_room.widen(self)
+            recursion_room.raise_recursion_limit(self)
             modestack.take_out(self)  # it may have been left here by a `remove` on another thread
             modestack.insert(self, at)
             _APPLY.add(self._apply)

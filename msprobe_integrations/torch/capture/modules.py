@@ -99,7 +99,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         return [d for model in models for module in model.modules() for d in (module._modules, module._parameters)]
 
     def _put_on(self, around: Sequence[ModuleInfo], own: Sequence[ModuleInfo]) -> None:
-        recursion_room.widen(self)
+        recursion_room.raise_recursion_limit(self)
         for info in around:
             if not info.sealed:
                 self._hook(info)

@@ -72,7 +72,7 @@ class TensorSaver(BaseTensorSaver):
             if self._step_open and ref.row >= 0:
                 self._lose(NO_DIRECTORY)
             return ref
-        if ref.row in files.kept or self._redacted(files, ref):
+        if ref.row in files.kept or self._redact_tensor(files, ref):
             return ref
         try:
             description = ref.description

@@ -107,7 +107,7 @@ class GradientProbe(GradientUpdates):
             for name, parameter in model.named_parameters() if model is not None else ():
                 if known.setdefault(prefix + name, id(parameter)) != id(parameter):
                     raise UsageError(f"monitor(): two models have a parameter '{name}'; give them as one list to tell them apart")
-                if self.listed(name):
+                if self.is_listed(name):
                     names[id(parameter)] = (prefix + name, weakref.ref(parameter))
                 every.add(bare(name))
         self._names, self._every = names, every
@@ -208,7 +208,7 @@ class GradientProbe(GradientUpdates):
                 continue
             if key in mine or key not in others:
                 self._taken.add(key)
-                if not self.take(name, gradient):
+                if not self.add_gradient(name, gradient):
                     return
             else:
                 waits = True
@@ -287,10 +287,10 @@ class SourceWatch:
             return
         with probe.guard():
             for piece in self._source.pieces if pieces is None else pieces:
-                if probe.listed(piece.name) and (gradient := self._source.gradient(piece)) is not None:
+                if probe.is_listed(piece.name) and (gradient := self._source.gradient(piece)) is not None:
                     name = f"chunk{piece.vpp_stage}.{piece.name}" if self._several else piece.name
                     shard = f"[{piece.lo}, {piece.hi}) of {piece.facts['of']}" if piece.sharded else ""
-                    if not probe.take(name, gradient, shard):
+                    if not probe.add_gradient(name, gradient, shard):
                         return
 
     def after_step(self, *_: Any, **__: Any) -> None:

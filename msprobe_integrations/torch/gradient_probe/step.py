@@ -30,7 +30,7 @@ class GradientStep(step.GradientStep[TorchBackend]):
         self._waiting_bytes = 0
         self._events: list[Any] = []
 
-    def take(self, name: str, gradient: torch.Tensor, shard: str = "") -> None:
+    def add_gradient(self, name: str, gradient: torch.Tensor, shard: str = "") -> None:
         """Take one gradient as it is now (in the order of its stream).
 
         Raises:

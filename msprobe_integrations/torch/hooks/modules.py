@@ -67,7 +67,7 @@ class ModuleHooks:
     def install(self) -> None:
         if not self._installed and self._places:
             self._installed = True
-            recursion_room.widen(self)
+            recursion_room.raise_recursion_limit(self)
             self.show()
             self._compiled.install()
             graphed_modules.join(self)

@@ -82,7 +82,7 @@ class _Observer(CollectiveObserver):
         tags = operation.tags()
         group = group_label(tags.get("group_ranks"))
         if watch.stacks:
-            watch.note(name, group, site)
+            watch.note_stack(name, group, site)
             return self._open_unrecorded(operation, receives)
         micro_step, rank = watch.micro_step(), watch.rank()
 

@@ -62,7 +62,7 @@ class ModuleMonitor(module_monitor.ModuleMonitor):
     def _say_sealed(self, count: int) -> None:
         say_sealed(count)
 
-    def _lighten(self, on: bool) -> None:
+    def _set_light_hooks(self, on: bool) -> None:
         node_hooks.install() if on else node_hooks.remove()
 
 
@@ -78,7 +78,7 @@ class ModuleNotes(module_notes.ModuleNotes):
     def _first_run(self) -> bool:
         return not torch.compiler.is_compiling() and torch._C._current_graph_task_id() == -1
 
-    def _recording(self) -> bool:
+    def _is_recording(self) -> bool:
         return torch.is_grad_enabled()
 
     def _edges(self, tensors: Sequence[Any]) -> tuple[list[Any], int]:

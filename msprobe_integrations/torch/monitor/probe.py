@@ -122,7 +122,7 @@ class TorchProbe(Probe):
     def _of_user(self) -> None:
         owner.of_user()
 
-    def _attached(self) -> None:
+    def _prepare_models(self) -> None:
         """A calibration run moves the weights before the first step, once; pipeline stages make their buffers under our eyes."""
         dump = self.settings.dump
         if dump is not None and dump.perturb and not self._perturbed:

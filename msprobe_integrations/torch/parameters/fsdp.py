@@ -85,7 +85,7 @@ class UnshardedGradients:
                         if before and self._micro:  # which is there already
                             watch.no_sum(piece)
                         else:
-                            watch.unreduced(piece, gradient, LOCAL if before else ACCUMULATED, before or -1)
+                            watch.sample_unreduced(piece, gradient, LOCAL if before else ACCUMULATED, before or -1)
         return following(fsdp_params, unsharded_grads, *args, **kwargs)
 
     def _post_backward(self, following: Any, group: Any, *args: Any, **kwargs: Any) -> Any:

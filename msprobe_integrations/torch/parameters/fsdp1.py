@@ -175,11 +175,11 @@ class FlatSource(PlainSource):
     def _any_state(self) -> Mapping[str, Any]:
         return next((state for state in self._optimizer.state.values() if state), {})
 
-    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+    def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks of NO_SHARD, and of HYBRID_SHARD across the nodes."""
         place = self._at.get(piece)
         if place is None:
-            return super().replicated(piece)
+            return super().find_replicas(piece)
         between = optional(place.state, "_inter_node_pg", because="only HYBRID_SHARD has one")
         group = between if piece.sharded and between is not None else None if piece.sharded else place.handle.process_group
         return [] if group is None or dist.get_world_size(group) < 2 else [Replicas("dp", group, True)]
@@ -234,7 +234,7 @@ class FlatSource(PlainSource):
                     start, size = self._at[piece].start, _numel(piece)
                     part = gradient.detach().view(-1)[start : start + size].view(piece.shape)
                     # reduced once a step: the sum of all micro batches; every micro batch: the last one's own
-                    watch.unreduced(piece, part, LOCAL if before else ACCUMULATED, before or -1)
+                    watch.sample_unreduced(piece, part, LOCAL if before else ACCUMULATED, before or -1)
         return following(state, handle, *args, **kwargs)
 
     def _clip(self, following: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:

@@ -148,7 +148,7 @@ class PlainSource:
         found = {piece for piece in self.pieces if piece.parameter in held}
         return found | {piece for piece in self.pieces if piece.parameter.element_size() == 2 and piece.parameter.shape in copies}
 
-    def replicated(self, piece: Piece) -> Sequence[Replicas]:
+    def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks of DDP, and of mesh dimensions along which the parameter is whole."""
         if dtensors.is_dtensor(piece.parameter):
             return [Replicas(name, group, True) for name, group in dtensors.replicating_groups(piece.parameter)]
@@ -242,7 +242,7 @@ class PlainSource:
                     self._touched.discard(piece)
                 gradient = self.gradient(piece)
                 if gradient is not None:
-                    watch.unreduced(piece, gradient, ACCUMULATED, -1, piece.sharded)
+                    watch.sample_unreduced(piece, gradient, ACCUMULATED, -1, piece.sharded)
             except Exception as error:
                 raise_of_training(error)
                 faults.fail(UNREDUCED, error)

@@ -54,7 +54,7 @@ class _Torch:
         return Correction(step, beta, 1.0)
 
     @staticmethod
-    def added(a: Any, factor: float, b: Any, other: float) -> Any:
+    def add_scaled(a: Any, factor: float, b: Any, other: float) -> Any:
         with quiet():
             return torch.add(a * factor, b, alpha=other)
 

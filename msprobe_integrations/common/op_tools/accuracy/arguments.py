@@ -50,7 +50,7 @@ class RecordedArguments(ABC):
 
     Attributes:
         drawn: places of the arguments that the last `of` has drawn and not read.
-        unreadable: what the dump names a file for that cannot be read, since `told` was last called.
+        unreadable: what the dump names a file for that cannot be read, since `add_unreadable` was last called.
     """
 
     def __init__(self, files: Files | None, seed: int = 0) -> None:
@@ -102,10 +102,12 @@ class RecordedArguments(ABC):
             raise CannotRun("its arguments are damaged")
         api = name.split(".")[-2] if name.count(".") > 1 else name
 
-        def make(item: Any, place: Place) -> Any:
-            return self._make(item, place, f"{name} input", lambda where: purpose(api, where, args))
+        def make_argument(item: Any, place: Place) -> Any:
+            return self._make_argument(item, place, f"{name} input", lambda where: purpose(api, where, args))
 
-        return [make(item, (n,)) for n, item in enumerate(args)], {str(key): make(item, (str(key),)) for key, item in kwargs.items()}
+        return [make_argument(item, (n,)) for n, item in enumerate(args)], {
+            str(key): make_argument(item, (str(key),)) for key, item in kwargs.items()
+        }
 
     def gradients(self, name: str, record: Mapping[str, Any]) -> list[Any]:
         """What came into the backward of a call: one for each differentiable output, None where nothing did.
@@ -115,12 +117,12 @@ class RecordedArguments(ABC):
         """
         drawn, self.drawn = self.drawn, []
         try:
-            made = self._make(record.get("input") or [], (), f"{name} gradient", lambda _: Purpose())
+            made = self._make_argument(record.get("input") or [], (), f"{name} gradient", lambda _: Purpose())
         finally:
             self.drawn = drawn
         return [g for g in _leaves(made) if g is None or self.is_tensor(g)]
 
-    def recorded(self, items: Any) -> list[Any]:
+    def read_recorded(self, items: Any) -> list[Any]:
         """Leaves of recorded results: saved tensors and plain values.
 
         Raises:
@@ -128,23 +130,23 @@ class RecordedArguments(ABC):
         """
         drawn, self.drawn = self.drawn, []
         try:
-            return _leaves(self._make(items, (), "", None))
+            return _leaves(self._make_argument(items, (), "", None))
         finally:
             self.drawn = drawn
 
-    def told(self, result: CallResult) -> CallResult:
+    def add_unreadable(self, result: CallResult) -> CallResult:
         """The result of a call whose arguments were made last; its message says which saved tensors could not be read."""
         new = [line for line in dict.fromkeys(self.unreadable) if line not in result.message]
         self.unreadable = []
         return replace(result, message="\n".join(filter(None, (result.message, *new)))) if new else result
 
-    def _make(self, item: Any, place: Place, what: str, purposes: Any) -> Any:
+    def _make_argument(self, item: Any, place: Place, what: str, purposes: Any) -> Any:
         if len(place) > _DEEPEST:
             raise CannotRun("its arguments are nested too deep")
         if item is None or isinstance(item, (bool, int, float, str)):
             return item
         if isinstance(item, list):
-            return [self._make(child, (*place, n), what, purposes) for n, child in enumerate(item)]
+            return [self._make_argument(child, (*place, n), what, purposes) for n, child in enumerate(item)]
         if not isinstance(item, Mapping):
             raise CannotRun(f"an argument is a {type(item).__name__}")
         if "redacted" in item:
@@ -153,7 +155,7 @@ class RecordedArguments(ABC):
         if isinstance(item.get("dtype"), str) and "shape" in item:
             return self._tensor(item, place, what, purposes)
         if kind is None:
-            return {str(key): self._make(child, (*place, str(key)), what, purposes) for key, child in item.items()}
+            return {str(key): self._make_argument(child, (*place, str(key)), what, purposes) for key, child in item.items()}
         return self._plain(str(kind), item)
 
     def _tensor(self, item: Mapping[str, Any], place: Place, what: str, purposes: Any) -> Any:

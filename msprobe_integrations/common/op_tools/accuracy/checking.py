@@ -36,7 +36,7 @@ class Checked(NamedTuple):
     data: Mapping[str, Any]
 
 
-def checked(name: str, arguments: RecordedArguments, check: Callable[[], tuple[CallResult, Mapping[str, Any]]]) -> Checked:
+def check_call(name: str, arguments: RecordedArguments, check: Callable[[], tuple[CallResult, Mapping[str, Any]]]) -> Checked:
     """What `check` says of a call. Never raises: what cannot be run is skipped, with the reason as message."""
     start = time.perf_counter()
     data: Mapping[str, Any] = {}
@@ -46,7 +46,7 @@ def checked(name: str, arguments: RecordedArguments, check: Callable[[], tuple[C
         result = build_skipped_result(name, str(error))
     except Exception as error:  # what operators raise is a `CannotRun` by now
         result = not_judged(name, error)
-    return Checked(replace(arguments.told(result), seconds=time.perf_counter() - start), data)
+    return Checked(replace(arguments.add_unreadable(result), seconds=time.perf_counter() - start), data)
 
 
 def is_saved(items: Any) -> bool:

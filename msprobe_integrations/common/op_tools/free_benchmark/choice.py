@@ -39,7 +39,7 @@ class Choice:
         directions = FORWARD | BACKWARD if self.backward else FORWARD
         return name, started and ended and bool(kept.directions(kept.api(base), forward, backward) & directions)
 
-    def found(self, base: str, name: str, judgement: Judgement, input_change: float, dtype: str, shape: str, place: str) -> None:
+    def add_result(self, base: str, name: str, judgement: Judgement, input_change: float, dtype: str, shape: str, place: str) -> None:
         """A result was compared: it is counted, and has a row when it is not consistent.
 
         Args:

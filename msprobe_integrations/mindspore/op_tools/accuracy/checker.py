@@ -17,7 +17,7 @@ from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.capture.nested import leaves_of
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, Files
-from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked, is_saved
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, check_call, is_saved
 from msprobe_integrations.mindspore.capture.api_names import Api, apis
 from msprobe_integrations.mindspore.op_tools.accuracy.arguments import Arguments
 from msprobe_integrations.mindspore.op_tools.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, places_of, run
@@ -81,7 +81,7 @@ class Checker:
             record: of dump.json: ``input_args``, ``input_kwargs``, ``output``.
             backward: its backward record (``input``, ``output``); None: only forward.
         """
-        return checked(name, self._arguments, lambda: self._check(name, record, backward))
+        return check_call(name, self._arguments, lambda: self._check(name, record, backward))
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         call = self._call(name, record, backward)
@@ -140,8 +140,8 @@ class Checker:
     def _read_results(self, call: Call, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Outcome | None:
         """The recorded results; None when one of them was not saved."""
         try:
-            outputs = self._arguments.recorded(record.get("output") or [])
-            gradients = self._arguments.recorded(backward.get("output") or []) if backward is not None else []
+            outputs = self._arguments.read_recorded(record.get("output") or [])
+            gradients = self._arguments.read_recorded(backward.get("output") or []) if backward is not None else []
         except CannotRun:
             return None
         return Outcome(outputs, dict(zip(call.wanted, (g for g in gradients if g is not None))), "")

@@ -135,7 +135,7 @@ class Checker:
         for at, (tensor, values, other, others) in zip(places, read):
             judgement = judge(values, others, kind(tensor) or "", kind(other) or "", self._mode, self._choice.backward, change)
             place = str(at) if len(read) > 1 else ""
-            self._choice.found(base, name, judgement, change, str(tensor.dtype), str(tuple(tensor.shape)), place)
+            self._choice.add_result(base, name, judgement, change, str(tensor.dtype), str(tuple(tensor.shape)), place)
 
     def _perturb_arguments(self, arguments: Any) -> tuple[Any, float]:
         """Changed copies of arguments, and by how much the changed one differs, relative to its size.

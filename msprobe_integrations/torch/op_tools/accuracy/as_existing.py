@@ -24,7 +24,7 @@ from msprobe_engine.accuracy.verdict.standards import NEW, OLD
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.capture.nested import mapper
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
-from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, check_call
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments
 from msprobe_integrations.torch.op_tools.accuracy.execute import leaves_of
 from msprobe_integrations.torch.op_tools.accuracy.resolve import find
@@ -74,7 +74,7 @@ class CheckerAsExisting:
 
     def check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> Checked:
         """Check one call: its name without direction, its records as in dump.json."""
-        return checked(name, self._arguments, lambda: self._check(name, record, backward))
+        return check_call(name, self._arguments, lambda: self._check(name, record, backward))
 
     def _check(self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> tuple[CallResult, dict[str, Any]]:
         kind, _, rest = name.partition(".")

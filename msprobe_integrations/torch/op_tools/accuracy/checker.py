@@ -13,7 +13,7 @@ import torch
 from msprobe_engine.accuracy.results import CallResult
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
-from msprobe_integrations.common.op_tools.accuracy.checking import Checked, checked, is_saved
+from msprobe_integrations.common.op_tools.accuracy.checking import Checked, check_call, is_saved
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.op_tools.accuracy.comparison import Comparison
 from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, memory_of, places_of
@@ -103,7 +103,7 @@ class Checker:
             recorded: judge the results that the records name and the dump has saved (`outputs` and `gradients` are not needed).
         """
         name = name.removesuffix(".forward")
-        return checked(name, self._arguments, lambda: self._check(name, record, backward, outputs, gradients, recorded))
+        return check_call(name, self._arguments, lambda: self._check(name, record, backward, outputs, gradients, recorded))
 
     def _check(
         self, name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None, outputs: Any, gradients: Any, recorded: bool
@@ -121,8 +121,8 @@ class Checker:
         if recorded and record.get("output") in (None, [None]) and record.get("stopped_early"):
             raise CannotRun("recomputation was stopped inside this call: it has no result")
         if recorded:
-            outputs = self._arguments.recorded(record.get("output") or [])
-            gradients = self._arguments.recorded((backward or {}).get("output") or []) if backward is not None else None
+            outputs = self._arguments.read_recorded(record.get("output") or [])
+            gradients = self._arguments.read_recorded((backward or {}).get("output") or []) if backward is not None else None
         autocast = None
         given = outputs is not None or gradients is not None
         if given:

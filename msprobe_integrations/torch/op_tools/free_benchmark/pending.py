@@ -76,7 +76,7 @@ class Pending:
 
     def record_judgement(self, result: Waiting, judgement: Judgement, moved: float = 0.0) -> None:
         name = f"{result.name}.{self._choice.stage}"  # as the existing tool has it with torch
-        self._choice.found(result.base, name, judgement, moved, result.dtype, result.shape, result.place)
+        self._choice.add_result(result.base, name, judgement, moved, result.dtype, result.shape, result.place)
 
 
 def _fetch_numbers(tensors: Sequence[torch.Tensor]) -> Iterator[list[float]]:

@@ -28,7 +28,7 @@ from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
-from msprobe_integrations.common.ranks.patience import raised
+from msprobe_integrations.common.ranks.patience import has_raised
 from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.api import ApiCapture
@@ -126,7 +126,7 @@ class OnlineCalls(DumpPlugin):
         """Send what is there and say that this was all."""
         if not self._over:
             self._over = True
-            cut = self._seeing or raised() or signal_shutdown.left() < math.inf
+            cut = self._seeing or has_raised() or signal_shutdown.get_seconds_left() < math.inf
             self._finish_step(complete=not cut)
             if self._store is None and not self._left_out:
                 _log.warning("%s: nothing was sent: start() was called in no step that 'step' wants", PART)
@@ -207,7 +207,7 @@ class OnlineCalls(DumpPlugin):
     def _finish_transport(self, transport: Transport, sink: CallSink, store: CallStore) -> None:
         with self._faults.guard(PART):
             self._writer.flush()
-            counts = finish(transport, self._online.longest_wait, signal_shutdown.left)
+            counts = finish(transport, self._online.longest_wait, signal_shutdown.get_seconds_left)
             store.memory.trim()
             lost = {**self._lost, **self._writer.lost}
             missing = {"refused": counts.refused, "dropped": counts.dropped, "not acknowledged": counts.lost}
