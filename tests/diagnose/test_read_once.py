@@ -98,7 +98,7 @@ def test_a_run_alone_is_read_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatc
 
         return reads
 
-    monkeypatch.setattr("msprobe_engine.formats.dump.dump_table.open_records", counted(stream.open_records))
+    monkeypatch.setattr("msprobe_engine.formats.dump.read_table.open_records", counted(stream.open_records))
     monkeypatch.setattr("msprobe_engine.formats.dump.replicas.template.read_step_file", counted(template.read_step_file))
     found = diagnose(target)
     assert found.finding == findings.NONE

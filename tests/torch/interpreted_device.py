@@ -91,7 +91,7 @@ def install() -> None:
     device_trust.DEVICES = ("cpu",)
     host_kernel.available = False
     derived.on_host = lambda _: False
-    backend_module._FIRST_CAPACITY = 20
+    backend_module.FIRST_CAPACITY = 20
     device_check.ELEMENTS = 8300
 
 
