@@ -61,7 +61,7 @@ class NamedModules(ABC, Generic[Info]):
         self._infos: list[Info] = []
         self._installed = False
         self._grad_counts: dict[str, int] = {}
-        self._grads: dict[int, tuple[Info, dict[str, TensorRef]]] = {}
+        self._grads: dict[Info, dict[str, TensorRef]] = {}
 
     # what a framework says
 
@@ -182,17 +182,19 @@ class NamedModules(ABC, Generic[Info]):
             return
         reduce = recorder.reduce_gradient if recorder.keeper is None else recorder.reduce_gradient_for(self._gradients_name(info))
         ref = reduce(gradient)
-        grads = self._grads.setdefault(id(info), (info, {}))[1]
-        if name in grads:  # this parameter is a round ahead: shared parameter or a module with unused ones
+        grads = self._grads.get(info)
+        if grads is not None and name in grads:  # this parameter is a round ahead: shared parameter or a module with unused ones
             self._emit_grads(info)
-            grads = self._grads.setdefault(id(info), (info, {}))[1]
+            grads = None
+        if grads is None:
+            grads = self._grads[info] = {}
         grads[name] = ref
         if len(grads) == info.expected:
             self._emit_grads(info)
 
     def end_step(self) -> None:
         """Emit parameter gradients of modules of which not all parameters got one, restart numbering."""
-        for info, _ in list(self._grads.values()):
+        for info in list(self._grads):
             self._emit_grads(info)
         self._grad_counts.clear()
         for info in self._infos:
@@ -210,7 +212,7 @@ class NamedModules(ABC, Generic[Info]):
         return f"{info.base}.parameters_grad.{self._grad_counts.get(info.base, 0)}"
 
     def _emit_grads(self, info: Info) -> None:
-        _, grads = self._grads.pop(id(info), (info, {}))
+        grads = self._grads.pop(info, None)
         if not grads:
             return
         recorder = self._recorder

@@ -205,19 +205,16 @@ class ModuleCapture(NamedModules[ModuleInfo]):
             def hook(p: torch.Tensor, name: str = name) -> None:
                 try:
                     if self._collecting():
-                        self._parameter_gradient(info, name, p)
+                        gradient = p.grad
+                        if gradient is None or is_stand_in(p):  # already in the framework's own buffer
+                            gradient = getattr(p, "main_grad", None)
+                        if gradient is not None:
+                            self.gradient(info, name, gradient)
                 except Exception as error:
                     raise_of_training(error)
                     self._fail(error)
 
             self._handles.append(parameter.register_post_accumulate_grad_hook(hook))
-
-    def _parameter_gradient(self, info: ModuleInfo, name: str, parameter: torch.Tensor) -> None:
-        gradient = parameter.grad
-        if gradient is None or is_stand_in(parameter):  # already in the framework's own buffer
-            gradient = getattr(parameter, "main_grad", None)
-        if gradient is not None:
-            self.gradient(info, name, gradient)
 
     @classmethod
     def hook_codes(cls) -> list[CodeType]:

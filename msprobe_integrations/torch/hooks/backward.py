@@ -82,10 +82,6 @@ class GradientWatch(_GradientWatch):
     stands_in = staticmethod(is_stand_in)
     view: View | None
 
-    def __init__(self, *args: Any, **kwargs: Any) -> None:
-        super().__init__(*args, **kwargs)
-        self.view = None
-
     @staticmethod
     def widened(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         with torch.no_grad(), torch._C.DisableTorchFunction():
@@ -104,6 +100,7 @@ class GradientWatch(_GradientWatch):
             outputs: results of the call, None for what is no tensor.
             since: `sequence_number()` taken before the call.
         """
+        self.view = None
         actions: dict[Node, list[Action]] = {}
         roots: list[Node] = []
         for slot, output in enumerate(outputs):
@@ -162,18 +159,17 @@ class GradientWatch(_GradientWatch):
         """From the nodes `todo` inward. Other roots are inputs passed through: older than the call, their consumers lie outside. `casts`:
         autocast is on."""
         seen = set(roots)
+        accumulates, sought = _ACCUMULATE_GRAD, targets.get
         while todo:
             node = todo.pop()
-            index = -1
             step: Any
-            for step in node.next_functions:  # (following node, number of its output)
-                index += 1
-                slot = targets.get(step)
+            for index, step in enumerate(node.next_functions):  # (following node, number of its output)
+                slot = sought(step)
                 if slot is None:
                     following = step[0]
                     if following is None:
                         continue
-                    if type(following) is _ACCUMULATE_GRAD:  # its sequence number is the largest, but it is not the call's
+                    if type(following) is accumulates:  # its sequence number is the largest, but it is not the call's
                         slot = leaves.get(id(following.variable)) if leaves else None
                     elif casts and type(following) is _CAST and (slot := self._before_cast(following, leaves)) is not None:
                         pass

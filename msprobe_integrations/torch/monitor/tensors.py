@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import weakref
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,6 +17,7 @@ import torch
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.statistics import histograms
+from msprobe_integrations.common.hooks import gradient_watch
 from msprobe_integrations.common.monitor.module_monitor import ModuleMonitor
 from msprobe_integrations.common.monitor.module_tensors import Found, tensor_names
 from msprobe_integrations.common.monitor.targets import Named, matches
@@ -211,7 +212,7 @@ class TensorWatch:
         if watch.start(edges, [tensor for _, tensor in found], since):
             self._watches.append(watch)
 
-    def _gradients(self, watch: GradientWatch, inputs: Sequence[TensorRef | None], outputs: Sequence[TensorRef | None]) -> None:
+    def _gradients(self, watch: gradient_watch.GradientWatch, inputs: gradient_watch.Refs, outputs: gradient_watch.Refs) -> None:
         chunk, micro_step, names, ends = watch.tag
         samples = self._probe.pipeline.samples
         for texts, refs in ((ends, outputs), (names, inputs)):
