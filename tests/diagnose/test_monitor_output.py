@@ -545,6 +545,19 @@ def test_the_gradient_of_a_bias_that_comes_to_nothing(family: str, name: str, no
     assert diagnose(roots[0].root, roots[1].root).finding == finding
 
 
+@pytest.mark.parametrize(("values", "finding"), [("1", "none"), ("1e-3", "divergence")])
+def test_what_cancels_in_a_bias_is_as_large_as_in_the_module_around_it(values: str, finding: str, tmp_path: Path) -> None:
+    """The gradient of the keys is what is left of that of the chances, which the gradient of the values shows, too."""
+    roots = [Monitor(tmp_path / side, ranks=1) for side in ("run", "golden")]
+    for root, bias in zip(roots, ("3e-10", "9e-10")):
+        (place,) = (root.write() / "monitor").iterdir()
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "computed_in": {"float32": "parameters"}}))
+        with (place / "grad_reduced_0-9.csv").open("a") as file:
+            for name, norm in (("k.weight", "1e-3"), ("k.bias", bias), ("v.weight", values)):
+                file.writelines(f"0,layers.2.attention.{name},{step},{norm},-{norm},{norm}\n" for step in range(3))
+    assert diagnose(roots[0].root, roots[1].root).finding == finding
+
+
 @pytest.mark.parametrize(("ranks", "code"), [((1, 2), 3), ((2, 2), 1)], ids=["other ranks", "as many ranks"])
 def test_parameters_that_are_cut_over_ranks(ranks: tuple[int, int], code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Parts of a tensor, and parts of a sum, which have no statistic, are not held against the whole of a run on other ranks."""

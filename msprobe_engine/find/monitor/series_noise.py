@@ -10,8 +10,10 @@ before is that growth, and no place where two runs part. It is said at the end h
 
 The gradient of a bias may come to nothing (that of the keys of an attention, that of what goes into a norm): it is a sum of terms that
 cancel, and what is left is their round-off, half a unit of their size. Its terms are no larger than the gradient of the weight beside it,
-which sums up their products with what goes in. An optimizer moves such a bias, which begins at zero, at random: where part of it is so, it
-is held to a fifth of itself in 16 bits. What one number is allowed in this way says nothing of others of its kind.
+which sums up their products with what goes in. But these terms may be what is left of larger ones, which other weights of the module
+around it have gradients of (that of scores is that of chances less its mean): in float32 the largest of these is taken. In 16 bits this
+would leave nothing of a bias to judge. An optimizer moves such a bias, which begins at zero, at random: where part of it is so, it is held
+to a fifth of itself in 16 bits. What one number is allowed in this way says nothing of others of its kind.
 
 The loss is a mean over tokens, each of which has the round-off of a unit in the last place, so that the loss of few tokens has more of it.
 Where one run keeps the states of its optimizer in 16 bits and the other one in float32, updates that are less than half a unit of a
@@ -91,7 +93,7 @@ class SeriesNoise:
         self._largest: dict[tuple[str, bool], float] = {}
         self._first: int | None = None
         self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
-        self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step
+        self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step, and the largest in a module
         self._types = {(rank, key): kinds for one in (run, other) for rank in one.ranks for key, kinds in _activations(one, rank).items()}
         self._elements = {place: min((kind.elements for kind in kinds if kind.shape), default=0) for place, kinds in self._types.items()}
         self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
@@ -138,11 +140,15 @@ class SeriesNoise:
 
     def _of_terms(self, item: Number) -> float:
         """What the terms of the gradient of a bias leave where they cancel."""
-        weight = item.key._replace(name=f"{item.key.name.removesuffix('bias')}weight")
-        terms = self._sizes.get((item.rank, item.family, weight), 0.0) if item.key.name.endswith("bias") else 0.0
+        terms = self._sizes.get((item.rank, item.family, self._around(item.key)), 0.0) if item.key.name.endswith("bias") else 0.0
         if not terms or not math.isfinite(item.distance):
             return 0.0
         return self._unit * terms / max(abs(item.target), abs(item.golden), item.size)
+
+    def _around(self, key: Key) -> Key:
+        """What the terms of a bias are as large as: the weight beside it, or in float32 the module around both."""
+        module = key.name.rpartition(".")[0]
+        return key._replace(name=f"{module}.weight" if self._floors is _SHORT or "." not in module else module.rpartition(".")[0])
 
     def may_pass(self, off: Iterable[Number], limits: Mapping[Number, float]) -> bool:
         """Whether what is off may be gone in the next step: in 16 bits, in gradients and what is made of them alone, and not far off. One
@@ -163,7 +169,11 @@ class SeriesNoise:
                 key = item.rank, item.key.name
                 self._gradients[key] = max(self._gradients.get(key, 0.0), item.distance)
                 if item.op == "norm":
-                    self._sizes[item.rank, item.family, item.key] = max(abs(item.target), abs(item.golden))
+                    size = max(abs(item.target), abs(item.golden))
+                    self._sizes[item.rank, item.family, item.key] = size
+                    if item.key.name.endswith("weight"):
+                        place = item.rank, item.family, self._around(item.key)
+                        self._sizes[place] = max(self._sizes.get(place, 0.0), size)
 
     def _see_updates(self, items: Sequence[Number]) -> None:
         """By how much of itself each parameter was moved so far."""
