@@ -40,13 +40,13 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
     def on_train_start(self, trainer: Any, pl_module: Any) -> None:
         """Model and optimizers are there, wrapped; the sanity check is over."""
         try:
-            stepped(trainer), accumulates(trainer)
+            count_updates(trainer), accumulates(trainer)
         except MissingNameError:  # said: nothing tells the steps, and the training is not followed
             return
         if (observer := self.follow("lightning")) is not None:
             observer.relies, observer.objects = (NAME, PACKAGE, TABLE), {"trainer": trainer}
             observer.setup(getattr(trainer.strategy, "model", None) or pl_module, list(trainer.optimizers))
-            observer.training_begins(stepped(trainer))
+            observer.training_begins(count_updates(trainer))
             for undo in exclude_methods(observer, trainer, "save_checkpoint"):
                 observer.undo(undo)
 
@@ -55,7 +55,7 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
         """A micro batch, the first of a step or a later one."""
         if (observer := self.observer) is not None:
             if not observer.in_step:
-                observer.begin(stepped(trainer))
+                observer.begin(count_updates(trainer))
             observer.pass_begins()
 
     @isolated
@@ -102,7 +102,7 @@ STEPS = "steps of Lightning's Trainer"
 LOGGED = "what the module logs at every step"
 
 
-def stepped(trainer: Any) -> int:
+def count_updates(trainer: Any) -> int:
     """Batches that ended in an update so far.
 
     Raises:

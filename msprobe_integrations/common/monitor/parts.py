@@ -67,11 +67,11 @@ class ProbeBase:
     """A `msprobe_engine.core.backend.Backend` that has `RowOptions`, too."""
 
     def _make_membership(self) -> Any:
-        """What looks at begin of every step where this rank is: ``look()``, ``close()``, ``rank``."""
+        """What looks at begin of every step where this rank is: ``update_rank()``, ``close()``, ``rank``."""
         raise NotImplementedError
 
     def _make_run_config(self) -> Any:
-        """What writes what the run was started with: ``begin(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
+        """What writes the settings of the run: ``begin_step(models, optimizer, step, frame)``, ``close(seconds)``; None: nothing does."""
         return None
 
     def _make_capture(self, level: str, **options: Any) -> Any:
