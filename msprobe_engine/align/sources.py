@@ -94,7 +94,7 @@ def add_calibration(sources: Sources, paths: Sequence[Path]) -> None:
     if lacking:
         if len(lacking) == len(sources.tasks):
             raise UsageError(f"{', '.join(map(str, paths))}: no rank and step of the golden run is in these dumps of a calibration")
-        sources.notes.append(f"No calibration for {_listed(lacking)}: round-off is told from the dtypes there.")
+        sources.notes.append(f"No calibration for {_list_shortened(lacking)}: round-off is told from the dtypes there.")
 
 
 def _counterpart(dump: DumpDirectory, task: Task, tasks: int) -> Path | None:
@@ -211,13 +211,13 @@ def _add_steps(
 ) -> None:
     for dump in (one, two):
         if dump.strays:  # they are left alone, as 26.2.0 does; 8.1.1 stops
-            said = f"{len(dump.strays)} entries beside the ranks are no rank directories: {_listed(sorted(dump.strays))}."
+            said = f"{len(dump.strays)} entries beside the ranks are no rank directories: {_list_shortened(sorted(dump.strays))}."
             found.notes.append(f"{dump.root}: {said}")
         found.lost += missing_steps(dump, steps)
     found.lost += [] if steps else steps_on_one_side(one, two)
     chosen = [(a, b) for a, b in _steps(found, one, two) if not steps or a in steps]
     if steps - {a for a, _ in chosen}:
-        found.lost.append(f"Steps {_listed(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")
+        found.lost.append(f"Steps {_list_shortened(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")
     for a, b in chosen:
         found.lost += [sentence for dump, step in ((one, a), (two, b)) for sentence in missing_ranks(dump, step, ranks)]
         name = f"{folder}/step{a}" if mixed else f"step{a}" if len(one.steps) > 1 else folder
@@ -250,20 +250,22 @@ def _ranks(
             found.notes.append(f"Step {a}: no rank in common; paired in their order, {first[0]} with {second[0]} and so on.")
     else:
         pairs = []
-        found.lost.append(f"Step {a}: ranks {_listed(first)} against {_listed(second)}: which belong together cannot be told.")
+        found.lost.append(
+            f"Step {a}: ranks {_list_shortened(first)} against {_list_shortened(second)}: which belong together cannot be told."
+        )
     if len(first) != len(second):
         found.notes.append(f"Step {a}: {len(first)} ranks against {len(second)}; the tables have the {len(pairs)} that both have.")
     for word, keys, used in (("target", first, {p for p, _ in pairs}), ("golden", second, {q for _, q in pairs})):
         alone = [key for key in keys if key not in used]
         if alone and pairs:
-            found.lost.append(f"Step {a}: ranks only in the {word}: {_listed(alone)}.")
+            found.lost.append(f"Step {a}: ranks only in the {word}: {_list_shortened(alone)}.")
     if ranks:
         own = {p: 0 if _is_one_process(first) else p for p, _ in pairs}
         missing = sorted(ranks - {rank for rank in own.values() if isinstance(rank, int)})
         pairs = [(p, q) for p, q in pairs if own[p] in ranks]
         if missing:
-            found.lost.append(f"Step {a}: ranks {_listed(missing)} were asked for and are not in both dumps.")
-    return [(_located(one, a, p), _located(two, b, q)) for p, q in pairs]
+            found.lost.append(f"Step {a}: ranks {_list_shortened(missing)} were asked for and are not in both dumps.")
+    return [(_locate_rank(one, a, p), _locate_rank(two, b, q)) for p, q in pairs]
 
 
 def _is_one_process(ranks: Sequence[int | str]) -> bool:
@@ -271,7 +273,7 @@ def _is_one_process(ranks: Sequence[int | str]) -> bool:
     return len(ranks) == 1 and isinstance(ranks[0], str)
 
 
-def _located(dump: DumpDirectory, step: int, key: int | str) -> tuple[int | None, Path]:
+def _locate_rank(dump: DumpDirectory, step: int, key: int | str) -> tuple[int | None, Path]:
     return (key if isinstance(key, int) else None), dump.path(step, key)
 
 
@@ -291,5 +293,5 @@ def _has(directory: Path, kind: str) -> bool:
     return has_step_file(directory / kind) or any((directory / name).exists() for name in names)
 
 
-def _listed(values: Sequence[Any]) -> str:
+def _list_shortened(values: Sequence[Any]) -> str:
     return some([str(value)[:60] for value in values])

@@ -59,7 +59,7 @@ _OPERANDS: Mapping[str, str] = {
 _PLACE = re.compile(r"(?:.*\.)?input\.(\d+)")
 
 
-def called(record: str) -> str:
+def find_callee_name(record: str) -> str:
     """What a record is a call of: ``relu`` of a function, the path of a module."""
     parts = record.split(".")
     return module_path(record) or (parts[-3] if len(parts) >= 4 else record)

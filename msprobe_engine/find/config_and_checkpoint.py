@@ -17,11 +17,11 @@ from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.checkpoint.result import ValueDifference, ranked
+from msprobe_engine.find.checkpoint.result import ValueDifference, sort_by_distance
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.find.config.between_ranks import Deviation, between_ranks
 from msprobe_engine.find.config.comparison import headline
-from msprobe_engine.find.config.difference import DATASET, SETTINGS, WEIGHTS, Difference, folded
+from msprobe_engine.find.config.difference import DATASET, SETTINGS, WEIGHTS, Difference, fold_differences
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
@@ -129,7 +129,7 @@ def started_otherwise(target: Path | None, golden: Path | None) -> tuple[list[st
     matter = compared.differences
     if not matter:
         return [Sentence("Configuration: {0}", headline(compared))], list(compared.problems), []
-    told = folded(matter)
+    told = fold_differences(matter)
     lines: list[str] = [Sentence("Configuration: {0}.", one.sentence()) for one in told[:MOST_LINES]]
     if len(told) > MOST_LINES:
         lines.append(
@@ -208,7 +208,7 @@ def blame_settings(found: Diagnosis, differences: Sequence[Difference]) -> None:
     first = found.first_suspect
     if first is None:
         return
-    setting = explaining(first, differences)
+    setting = find_explaining_setting(first, differences)
     if setting is not None:
         lead_with_setting(found.suspects, setting)
     else:
@@ -269,7 +269,7 @@ def diagnose_checkpoints(target: Path, golden: Path) -> Diagnosis:
     found.differences = len(different) + len(others)
     # Another learning rate or step says why elements differ; the elements do not say more.
     values = [_value(one) for one in sorted(compared.values_that_matter, key=lambda one: one.group == RANDOM)]
-    found.suspects = values[:_MOST_VALUES] + [_tensor(one) for one in ranked(different, MOST_SUSPECTS)]
+    found.suspects = values[:_MOST_VALUES] + [_tensor(one) for one in sort_by_distance(different, MOST_SUSPECTS)]
     found.evidence = [Sentence("{0}.", compared.verdict()), *compared.hints]
     found.evidence += [Sentence("{0}: {1}.", one.record, one.why) for one in values[_MOST_VALUES:][:MOST_LINES]]
     found.unmatched = {"golden": compared.only_in_b, "target": compared.only_in_a} if compared.only_in_a or compared.only_in_b else {}
@@ -313,7 +313,7 @@ _OF_WEIGHTS = frozenset(("rope_base", "rope_scaling", "position_embedding", "see
 """Common names of settings that weights and buffers are made with."""
 
 
-def explaining(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
+def find_explaining_setting(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
     """The difference of settings that the first suspect follows from: one with its very values; in an update, one of the optimizer; of
     numbers of a monitor, the only one there is (where the two numbers of a step are said, one that only may change numbers is not).
 

@@ -12,8 +12,8 @@ from msprobe_engine.core.text.notebook import text_block
 from msprobe_engine.core.text.ranges import few_ranges, numbers_in, ranges_of
 from msprobe_engine.core.text.sentences import Sentence, join_sentences, one_line_of
 from msprobe_engine.core.text.source_line import place_in_source
-from msprobe_engine.find.argument_names import called
-from msprobe_engine.find.nonfinite.report import listed
+from msprobe_engine.find.argument_names import find_callee_name
+from msprobe_engine.find.nonfinite.report import label_lines
 
 NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
 COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
@@ -110,7 +110,7 @@ class Suspect:
     def same_elsewhere(self) -> Hashable:
         """What is equal of suspects that say the same of further calls of a function: one change of the source."""
         of_a_call = self.cause and self.kind not in (CONFIG, SETTING)
-        return (self.step, self.kind, called(self.record), self.cause) if of_a_call else id(self)
+        return (self.step, self.kind, find_callee_name(self.record), self.cause) if of_a_call else id(self)
 
     def ranks_text(self) -> str:
         """``rank 3`` or ``ranks 0-3, 8``."""
@@ -243,23 +243,23 @@ class Diagnosis:
         lines = [self.headline()]
         first = self.first_suspect
         if first is not None:
-            lines += listed("why", [first.reason()], _WORDS)
-            lines += listed("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
-        lines += listed("evidence", self.evidence, _WORDS)
+            lines += label_lines("why", [first.reason()], _WORDS)
+            lines += label_lines("source", [" ".join(first.source.split())] if first.source else [], _WORDS)
+        lines += label_lines("evidence", self.evidence, _WORDS)
         placed = self.finding not in (CONFIG, CHECKPOINT)
-        lines += listed("also", self.first_nonfinite() + self._further(placed), _WORDS)
+        lines += label_lines("also", self.first_nonfinite() + self._further(placed), _WORDS)
         for side, names in self.unmatched.items():
             if names:
-                lines += listed(
+                lines += label_lines(
                     "only in", [f"{side}: {', '.join(names[:4])}{f' and {len(names) - 4} more' if len(names) > 4 else ''}"], _WORDS
                 )
         warnings = self._warnings()
         more = len(warnings) - _MOST_PROBLEMS
         unnamed = [Sentence("and {0} more, which diagnosis.json names", f"{more:,}")] if more > 0 else []
-        lines += listed("warning", [*warnings[:_MOST_PROBLEMS], *unnamed], _WORDS)
-        lines += listed("next", self.next, _WORDS)
+        lines += label_lines("warning", [*warnings[:_MOST_PROBLEMS], *unnamed], _WORDS)
+        lines += label_lines("next", self.next, _WORDS)
         if self.looked_at:
-            lines += listed("looked at", [", ".join(self._said_looked_at())], _WORDS)
+            lines += label_lines("looked at", [", ".join(self._said_looked_at())], _WORDS)
         return "\n".join(one_line(line) for line in lines)
 
     def _said_looked_at(self) -> list[str]:

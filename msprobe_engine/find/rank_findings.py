@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.difference import suspects
@@ -45,17 +45,17 @@ def find_in_rank(begun: RankWalk, step: int, rank: int, moved: Floats | None = N
         moved: float64 (rows of the golden side), what round-off moves each row (`find.difference.noise.calibration`); None: dtypes tell.
     """
     target, golden = begun.sides
-    before = _before(target, golden, rank) if crossed(target, golden) and moved is None else None
+    before = _before(target, golden, rank) if are_of_different_frameworks(target, golden) and moved is None else None
     units = None if moved is None else {rank: moved}
-    return _found(diverge({rank: target}, {rank: golden}, before, units, {rank: begun}), step, rank)
+    return _collect_findings(diverge({rank: target}, {rank: golden}, before, units, {rank: begun}), step, rank)
 
 
 def find_in_whole(whole: GlobalTensors, step: int, rank: int) -> RankFindings:
     """Look at what all ranks of a step make together."""
-    return _found(diverge_whole(whole, rank), step, rank)
+    return _collect_findings(diverge_whole(whole, rank), step, rank)
 
 
-def _found(walked: Divergence, step: int, rank: int) -> RankFindings:
+def _collect_findings(walked: Divergence, step: int, rank: int) -> RankFindings:
     begins = suspects.of_origins(step, walked) or suspects.of_facts(step, walked)
     return RankFindings(walked.walkers[rank], begins, bool(begins))
 

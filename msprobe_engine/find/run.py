@@ -68,13 +68,13 @@ def diagnose(
     here, there = Run(Path(target)), None if golden is None else Run(Path(golden))
     further = [open_dump(path) for path in calibration]
 
-    def look(kind: str, mine: Run, theirs: Run | None) -> Diagnosis:
+    def compare_kind(kind: str, mine: Run, theirs: Run | None) -> Diagnosis:
         return _one_kind(kind, mine, theirs, further, mappings, exact, tables)
 
     if here.several or (there is not None and there.several):
-        found = run_directory.look_at_all(here, there, look)
+        found = run_directory.look_at_all(here, there, compare_kind)
     else:
-        found = look(detect.common(here, there), here, there)
+        found = compare_kind(detect.common(here, there), here, there)
     packs = here.config, None if there is None else there.config
     if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
         lines, problems, differences = config_and_checkpoint.started_otherwise(*packs)
@@ -168,11 +168,11 @@ def _pair(
         finite.update(files_without(ours) | files_without(theirs))
         return ours, theirs
 
-    def moved(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
+    def measure_movements(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
         there = step if step in second.steps else second.steps[0]
         return of_ranks(right, [read_step(dump, there, problems) for dump in calibration if there in dump.steps])
 
-    found = compare_steps(steps, sides, f"{target} and {golden}", moved if calibration else None, exact=exact)
+    found = compare_steps(steps, sides, f"{target} and {golden}", measure_movements if calibration else None, exact=exact)
     found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
     if steps[0] not in second.steps:
         found.other_steps = steps[0], second.steps[0]

@@ -117,7 +117,7 @@ def _say_nothing_compared(found: Diagnosis, target: Run, golden: Run) -> None:
 
 def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosis:
     """The finding of what names the record, with a sentence for everything else."""
-    lead, *others = _ordered(seen)
+    lead, *others = _order_findings(seen)
     found = lead.found
     first = found.first_suspect
     for other in others:
@@ -174,7 +174,7 @@ def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, o
     return looked | ({"not looked at": ", ".join(left)} if left else {})
 
 
-def _ordered(seen: list[_Seen]) -> list[_Seen]:
+def _order_findings(seen: list[_Seen]) -> list[_Seen]:
     """What leads comes first. Of two runs an earlier step of the monitor does, where that step was dumped and its records are the same."""
     found = sorted(seen, key=_Seen.order)
     lead, first = found[0], found[0].found.first_suspect

@@ -14,7 +14,7 @@ from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.findings import Diagnosis, Suspect
-from msprobe_engine.find.nonfinite.load import numbered, read_step
+from msprobe_engine.find.nonfinite.load import number_ranks, read_step
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_steps
 from msprobe_engine.formats.dump.dump_table import DEBUG, DumpTable
@@ -46,7 +46,9 @@ def order(side: DumpTable) -> list[int]:
     return sorted(range(len(side)), key=key)
 
 
-def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> tuple[int, int]:
+def add_differing_variables(
+    found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]
+) -> tuple[int, int]:
     """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were looked at,
     and how many of them hold NaN or Inf on both sides and nothing else that could be compared.
 
@@ -57,7 +59,7 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
     for rank in sorted(target.keys() & golden.keys()):
         mine, theirs = target[rank], golden[rank]
         places = {name: row for row, name in enumerate(theirs.name)}
-        called = _called(mine)
+        called = _find_golden_names(mine)
         rows = [(row, places[called[row]]) for row in order(mine) if called[row] in places]
         compared += len(rows)
         for word, some, others in (("target", called, set(theirs.name)), ("golden", theirs.name, set(called))):
@@ -86,7 +88,7 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
     if suspects:
         suspects.sort(key=lambda item: (item[0], item[1].rank))
         found.suspects = [one for _, one in suspects[:_MOST]]
-        found.finding = _finding(found.suspects[0])
+        found.finding = _classify_finding(found.suspects[0])
         found.evidence.append(
             Sentence(
                 "{0} of {1} saved values differ by more than round-off; this is the first in the order of saving, gradients "
@@ -99,7 +101,7 @@ def differing(found: Diagnosis, step: int, target: Mapping[int, DumpTable], gold
     return compared, hidden
 
 
-def _called(side: DumpTable) -> list[str]:
+def _find_golden_names(side: DumpTable) -> list[str]:
     """What the rows are called on the golden side: their names, until a mapping has said others."""
     if side.aliases is side.ops:
         return side.name
@@ -123,7 +125,7 @@ def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, DumpTable]) -> bo
         return False
     suspects.sort(key=lambda item: (item[0], item[1].rank))
     found.suspects = [one for _, one in suspects[:_MOST]]
-    found.finding = _finding(found.suspects[0])
+    found.finding = _classify_finding(found.suspects[0])
     found.evidence.append(
         Sentence("It is the first in the order of saving, gradients behind the values; the calls before it are not in the dump.")
     )
@@ -136,7 +138,7 @@ def saved_alone(dump: DumpDirectory) -> Diagnosis | None:
     Raises:
         NothingCapturedError: nothing of it can be read.
     """
-    ranks = [path for step in dump.steps for _, path in numbered(dump, step)]
+    ranks = [path for step in dump.steps for _, path in number_ranks(dump, step)]
     if not ranks or any((path / layout.DUMP).exists() or not (path / layout.DEBUG).exists() for path in ranks):
         return None
     found, values = Diagnosis(problems=missing_steps(dump)), 0
@@ -154,7 +156,7 @@ def saved_alone(dump: DumpDirectory) -> Diagnosis | None:
     return found
 
 
-def _finding(first: Suspect) -> str:
+def _classify_finding(first: Suspect) -> str:
     return {"NaN": findings.NONFINITE, "Inf": findings.OVERFLOW}.get(first.kind, findings.DIVERGENCE)
 
 

@@ -46,14 +46,14 @@ def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
     if variables is not None:
         return variables
     ranks = RankChecks()
-    result = nan_analyze(target, seen=ranks.look, tables=tables)
+    result = nan_analyze(target, seen=ranks.check_step, tables=tables)
     found = Diagnosis(problems=list(result.problems))
     found.looked_at, found.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
     if result.findings:
         found.suspects = [_suspect(item) for item in result.findings]
         first = result.findings[0]
         found.finding = findings.OVERFLOW if first["what"] in ("Inf", "-Inf") else findings.NONFINITE
-        found.evidence = _told(result.text)
+        found.evidence = _format_evidence(result.text)
         return found
     found.evidence += result.text.splitlines()[:MOST_STEPS]
     if ranks.collectives is not None:
@@ -73,7 +73,7 @@ def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
     return found
 
 
-def _told(text: str) -> list[str]:
+def _format_evidence(text: str) -> list[str]:
     """The lines of the report below its first; every line says what it is, and what the first suspect says anyway is left out."""
     told: list[str] = []
     word, first = "", True

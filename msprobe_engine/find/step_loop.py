@@ -8,8 +8,8 @@ from contextlib import nullcontext
 
 import numpy as np
 
-from msprobe_engine.align.calls.alignment import crossed
-from msprobe_engine.align.mapping.user_mapping import lost
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
+from msprobe_engine.align.mapping.user_mapping import describe_lost_mapping
 from msprobe_engine.align.parallel.experts import together
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.sentences import Sentence
@@ -73,7 +73,7 @@ class StepLoop:
 
     def saved_values(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
         """A step that holds nothing but what ``save()`` was given."""
-        compared, hidden = saved_variables.differing(self.found, step, a, b)
+        compared, hidden = saved_variables.add_differing_variables(self.found, step, a, b)
         self._records += compared
         self._hidden += hidden
         self._ranks |= a.keys() & b.keys()
@@ -106,16 +106,16 @@ class StepLoop:
         previous = self.before
         walked = layouts.diverge_layouts(a, b, previous, units) if other_layout else None
         if walked is None or (a.keys() == b.keys() and not joined_stages and not layouts.has_pieces(walked)):
-            with factorize.remembered() if one_program else nullcontext():
+            with factorize.cache_columns() if one_program else nullcontext():
                 walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
         else:
-            found.problems += lost(whole, a)
+            found.problems += describe_lost_mapping(whole, a)
         self.before = walked
-        self._note(step, a, walked)
+        self._add_step(step, a, walked)
         self._judge(step, previous, walked)
         found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
 
-    def _note(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
+    def _add_step(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
         self._largest.add(step, walked)
         different = walked.different()
@@ -123,12 +123,12 @@ class StepLoop:
         self._hidden += count_not_compared(walked)
         self._one_sided = say_one_sided(walked) or self._one_sided
         self._ranks |= set(walked.walks)
-        self._other_calls = one_sided_calls.note(self.found, different) or self._other_calls
+        self._other_calls = one_sided_calls.add_one_sided_calls(self.found, different) or self._other_calls
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
         for walker in different.walkers.values():
             if walker.extra or walker.missing:
-                self._ways = self._ways or other_ways.said(walker.target, walker.golden)
+                self._ways = self._ways or other_ways.describe_ways_of_update(walker.target, walker.golden)
                 self._passes = self._passes or other_ways.more_passes(walker.target, walker.golden)
             again = len(walker.target.recomputed), len(walker.golden.recomputed)
             if again[0] != again[1]:
@@ -152,7 +152,7 @@ class StepLoop:
         if walked.origins and are_unrelated(walked, self.found):
             self.found.finding, self.found.renamed, self.found.mapping = findings.STRUCTURE, {}, {}
         elif walked.origins:
-            _say(self.found, step, walked)
+            _report_origins(self.found, step, walked)
             _since(self.found, self._called)
             self.found.suspects = fold(self.found.places, self._stages)
             if not self._lead_with_facts():
@@ -194,7 +194,7 @@ class StepLoop:
         if before is not None and not before.origins:
             self._nothing_off(before)
         if before is not None and (found.suspects or not before.origins):
-            found.evidence += layouts.said(before)
+            found.evidence += layouts.describe_layouts(before)
             found.gradients = layouts.factor_of_gradients(before)
         if before is not None and (precision := evidence.precision(before)) is not None:
             if found.finding == findings.NONE:  # numbers that agree within the round-off of another type are no all-clear
@@ -244,7 +244,7 @@ class StepLoop:
             )
             found.problems.append(Sentence(template, f"{untold[0]:g}"))
         if self._first is not None:
-            found.evidence.append(first_difference.said(self._first))
+            found.evidence.append(first_difference.describe_first_difference(self._first))
             if found.finding == findings.NONE:
                 later = self._first.step > self.looked[0]
                 why = first_difference.behind_unseen_update if later else first_difference.begin_otherwise
@@ -280,7 +280,7 @@ def _one_program(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable
 
 def _two_frameworks(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
     """The runs are of two frameworks and of as many ranks: their calls differ in shapes, not in how they are cut."""
-    return target.keys() == golden.keys() and any(crossed(side, golden[rank]) for rank, side in target.items())
+    return target.keys() == golden.keys() and any(are_of_different_frameworks(side, golden[rank]) for rank, side in target.items())
 
 
 def _nonfinite_alone(target: Mapping[int, DumpTable], divergence: Divergence) -> bool:
@@ -304,7 +304,7 @@ def _lacks_update(walker: DifferenceWalk) -> bool:
     return min(tree.last_backward for tree in trees) >= 0 and any(tree.first_update < 0 for tree in trees)
 
 
-def _say(found: Diagnosis, step: int, divergence: Divergence) -> None:
+def _report_origins(found: Diagnosis, step: int, divergence: Divergence) -> None:
     found.places = suspects.of_origins(step, divergence)
     named = [number for number, one in enumerate(found.places) if one.why]
     origins = [divergence.origins[number] for number in named]

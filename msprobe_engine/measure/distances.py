@@ -73,7 +73,7 @@ class Distances:
             and the target +Inf too.
         argument: is no tensor, and differs.
         shape, dtype: differ.
-        known: the dump says something that can be compared; of rows that both hold NaN or Inf: `nonfinite_rows.compared`.
+        known: the dump says something that can be compared; of rows that both hold NaN or Inf: `nonfinite_rows.compare_rows`.
         one_sided: bool (n, 12), what only one side has, see `missing_statistics`.
         elements: `distance` is that of the saved elements.
         bounds: Max and Min alone are known, and are the same on both sides (a mask of truth values): nothing was compared of what lies
@@ -110,7 +110,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     left, right = factorize.columns(rows)
     n = len(left)
     a, b = target.stats[left], golden.stats[right]
-    coarse = dump_dialects.rounded(target)[left] | dump_dialects.rounded(golden)[right]
+    coarse = dump_dialects.find_rows_in_float32(target)[left] | dump_dialects.find_rows_in_float32(golden)[right]
     if coarse.any():
         a, b = dump_dialects.as_float32(a, coarse), dump_dialects.as_float32(b, coarse)
     a[:, 3], b[:, 3] = np.abs(a[:, 3]), np.abs(b[:, 3])  # the existing tool gives a tensor without dimensions its value for a norm
@@ -136,7 +136,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     both = np.flatnonzero(bad_a & bad_b)
     if len(both):
         floating = factorize.of_each(golden.dtype, roundoff.eps) > 0
-        distance[both], known[both], overflown = nonfinite_rows.compared(
+        distance[both], known[both], overflown = nonfinite_rows.compare_rows(
             target, golden, left[both], right[both], a[both], b[both], floating
         )
         nan_a, nan_b = nans(target, left[both], a[both]), nans(golden, right[both], b[both])  # the -inf of a mask hides no NaN
@@ -162,7 +162,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     compared &= ~plain & ~shape & ~other_keys
     distance[compared & same] = 0.0
     same_numbers = compared & ~same & (~known | (distance < REARRANGED))
-    masked = _masked(sizes) & known  # round-off of what no mask covers moves none of the numbers
+    masked = _has_mask_constant(sizes) & known  # round-off of what no mask covers moves none of the numbers
     distance[same_numbers] = np.where(masked[same_numbers], REARRANGED, np.inf)
     distance[hidden & compared & ~same] = np.inf  # their statistics are coarse, and how far apart they are is not known
     known |= compared
@@ -184,7 +184,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     return Distances(distance, *parts, bad_a, bad_b, argument, shape, dtype, known, one_sided, np.zeros(n, bool), bounds)
 
 
-def _masked(extremes: Floats) -> Bools:
+def _has_mask_constant(extremes: Floats) -> Bools:
     """The larger extreme, of float64 (n, 2) magnitudes, is the constant of a mask, beside which the others do not show in a norm."""
     with np.errstate(all="ignore"):
         return np.asarray((extremes.max(1) >= _MASK) & (extremes.max(1) >= _MASK * extremes.min(1)))
@@ -318,7 +318,7 @@ def paired_rows(target: DumpTable, golden: DumpTable, ops: Iterable[tuple[int, i
     Rows belong together by role and place (``input.0``, ``output.1.weight``); places that only one side has are left out.
     """
     pairs = np.array(list(ops), np.int64).reshape(-1, 2)
-    left, right, starts, apart = factorize.paired(target, golden, pairs)
+    left, right, starts, apart = factorize.pair_rows(target, golden, pairs)
     rows = list(zip(left.tolist(), right.tolist()))
     if not apart.any():
         return rows, starts.tolist()

@@ -45,7 +45,7 @@ def differ(one: DumpTable, two: DumpTable) -> bool:
     return recorder(one) != recorder(two)
 
 
-def rounded(side: DumpTable) -> Bools:
+def find_rows_in_float32(side: DumpTable) -> Bools:
     """bool (rows,): where the numbers of a file are those of the tensor in float32. 8.1.1 writes four floats for such tensors, 26.2.0 has
     no mean and no norm of them."""
     if "nonfinite_counts" in side.header:

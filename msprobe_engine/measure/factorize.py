@@ -22,7 +22,7 @@ _KNOWN: ContextVar[dict[Any, tuple[Any, Any]] | None] = ContextVar("known", defa
 
 
 @contextmanager
-def remembered() -> Iterator[None]:
+def cache_columns() -> Iterator[None]:
     """What is found of the columns of sides is found once, until the end of the block: nothing may change them in it."""
     token = _KNOWN.set({})
     try:
@@ -32,7 +32,7 @@ def remembered() -> Iterator[None]:
 
 
 def once(columns: tuple[Any, ...], make: Callable[[], T]) -> T:
-    """What `make` gives of these very objects; inside of `remembered` it is called once."""
+    """What `make` gives of these very objects; inside of `cache_columns` it is called once."""
     known = _KNOWN.get()
     if known is None:
         return make()
@@ -44,12 +44,12 @@ def once(columns: tuple[Any, ...], make: Callable[[], T]) -> T:
     return found
 
 
-def numbered(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
+def number_objects(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
     """int64 (n,), a number per object, and the objects by number. A side has one object for all rows of equal dtype or shape."""
-    return once((values,), lambda: _numbered(values))
+    return once((values,), lambda: _number_by_identity(values))
 
 
-def _numbered(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
+def _number_by_identity(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
     ids = np.fromiter(map(id, values), np.int64, len(values))
     known = dict(zip(ids.tolist(), values))
     keys = np.array(sorted(known), np.int64)
@@ -66,7 +66,7 @@ def unequal_by(key: Callable[[Any], Hashable], first: Sequence[Any], second: Seq
     known: dict[Hashable, int] = {}
     sides = []
     for values, rows in ((first, left), (second, right)):
-        numbers, objects = numbered(values)
+        numbers, objects = number_objects(values)
         words = np.array([known.setdefault(key(item), len(known)) for item in objects] or [0], np.int64)
         sides.append(words[numbers[rows]])
     return np.asarray(sides[0] != sides[1])
@@ -74,7 +74,7 @@ def unequal_by(key: Callable[[Any], Hashable], first: Sequence[Any], second: Seq
 
 def of_each(values: Sequence[Any], function: Any, dtype: Any = np.float64) -> npt.NDArray[Any]:
     """(n,): `function` of every value, called once per object."""
-    numbers, objects = numbered(values)
+    numbers, objects = number_objects(values)
     return np.array([function(item) for item in objects] or [0], dtype)[numbers]
 
 
@@ -107,7 +107,7 @@ def spread(starts: Integers, counts: Integers) -> Integers:
     return np.asarray(np.repeat(starts - ends + counts, counts) + np.arange(total))
 
 
-def paired(target: DumpTable, golden: DumpTable, ops: Integers) -> tuple[Integers, Integers, Integers, Bools]:
+def pair_rows(target: DumpTable, golden: DumpTable, ops: Integers) -> tuple[Integers, Integers, Integers, Bools]:
     """Rows of matched records, where both have the same places (``.input.0``, ``.output.1``) in the same order.
 
     Args:

@@ -60,7 +60,7 @@ def on_one_side(
     """
     found = np.zeros((len(left), len(WHAT)), bool)
     if target.nonfloat_stats or golden.nonfloat_stats:
-        found[:, _STATISTICS] = _missing(target)[left] ^ _missing(golden)[right]
+        found[:, _STATISTICS] = _find_missing_statistics(target)[left] ^ _find_missing_statistics(golden)[right]
         if dump_dialects.differ(target, golden) or target.framework != golden.framework:
             known = factorize.of_each(golden.dtype, dump_dialects.has_all_statistics, bool)[right]
             found[~known, _NOT_BY_ALL] = False
@@ -74,7 +74,7 @@ def on_one_side(
     if any(target.md5) and any(golden.md5):
         without = [np.fromiter((md5 is None for md5 in side.md5), bool, len(side)) for side in (target, golden)]
         found[:, _CHECKSUM] = (without[0][left] ^ without[1][right]) & ~plain_a & ~plain_b
-    found[(_unwritten(target)[left] | _unwritten(golden)[right]) | (elements == 0)] = False
+    found[(_find_rows_without_values(target)[left] | _find_rows_without_values(golden)[right]) | (elements == 0)] = False
     tensors = ~plain_a & ~plain_b & factorize.of_each(target.dtype, bool, bool)[left] & factorize.of_each(golden.dtype, bool, bool)[right]
     found[:, SHAPE] = tensors & (_without(target.shape)[left] ^ _without(golden.shape)[right])
     if target.mode == golden.mode == TENSOR:
@@ -103,7 +103,7 @@ def half_finite(
     unlike = np.isfinite(a[:, 2:]) != np.isfinite(b[:, 2:])
     if not unlike.any() or dump_dialects.differ(target, golden) or target.framework != golden.framework:
         return np.zeros(len(left), bool)
-    return np.asarray((unlike & ~_missing(target)[left, 2:] & ~_missing(golden)[right, 2:]).any(1))
+    return np.asarray((unlike & ~_find_missing_statistics(target)[left, 2:] & ~_find_missing_statistics(golden)[right, 2:]).any(1))
 
 
 def alone(
@@ -142,7 +142,7 @@ def expects_numbers(
     if STRUCTURE in (target.mode, golden.mode) or dump_dialects.differ(target, golden) or target.framework != golden.framework:
         return np.zeros(len(left), bool)
     tensors = factorize.of_each(target.dtype, bool, bool)[left] & factorize.of_each(golden.dtype, bool, bool)[right]
-    return np.asarray(tensors & (elements > 0) & ~_unwritten(target)[left] & ~_unwritten(golden)[right])
+    return np.asarray(tensors & (elements > 0) & ~_find_rows_without_values(target)[left] & ~_find_rows_without_values(golden)[right])
 
 
 def say_unsearched(side: DumpTable) -> None:
@@ -150,7 +150,9 @@ def say_unsearched(side: DumpTable) -> None:
     if side.mode == STRUCTURE or not side.nonfloat_stats:
         return
     kinds = factorize.of_each(side.dtype, lambda dtype: bool(dtype) and not is_not_float(str(dtype)), bool)
-    rows = np.flatnonzero(_missing(side)[:, :2].any(1) & kinds & ~_unwritten(side) & ~factorize.mask(side.values, len(side))).tolist()
+    rows = np.flatnonzero(
+        _find_missing_statistics(side)[:, :2].any(1) & kinds & ~_find_rows_without_values(side) & ~factorize.mask(side.values, len(side))
+    ).tolist()
     counted = side.nans.keys() | side.infs.keys()
     ops = dict.fromkeys(side.op[row] for row in rows if row not in counted and not _is_empty(side.shape[row]))
     if ops:
@@ -220,7 +222,7 @@ def _is_empty(shape: Any) -> bool:
     return isinstance(shape, list) and 0 in shape
 
 
-def _missing(side: DumpTable) -> Bools:
+def _find_missing_statistics(side: DumpTable) -> Bools:
     """bool (rows, 4): no number, not even NaN."""
     found = np.zeros((len(side), 4), bool)
     for row, four in side.nonfloat_stats.items():
@@ -232,5 +234,5 @@ def _without(column: Sequence[Any]) -> Bools:
     return np.fromiter((not value and value != [] for value in column), bool, len(column))
 
 
-def _unwritten(side: DumpTable) -> Bools:
+def _find_rows_without_values(side: DumpTable) -> Bools:
     return factorize.mask([row for row, facts in side.extra.items() if not _NO_VALUES.isdisjoint(facts)], len(side))

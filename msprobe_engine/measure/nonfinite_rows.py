@@ -18,7 +18,7 @@ from msprobe_engine.measure.factorize import Bools, Integers
 Floats = npt.NDArray[np.float64]
 
 
-def compared(
+def compare_rows(
     target: DumpTable, golden: DumpTable, left: Integers, right: Integers, a: Floats, b: Floats, floating: Bools
 ) -> tuple[Floats, Bools, Bools]:
     """Compare rows that hold NaN or Inf on both sides.

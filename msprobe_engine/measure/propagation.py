@@ -146,7 +146,7 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         coarser = result.unit > min(one.unit for one in operands)
         return Carried(element, whole, coarser, max(one.noise.absolute for one in operands))
     if api in traits.OPTIMIZER_UPDATES:
-        return _updated(operands, result, whole)
+        return _carry_through_update(operands, result, whole)
     gain = ELEMENTWISE_GAIN if api in traits.ELEMENTWISE else MODULE_GAIN
     if api in traits.SCALINGS and (len(operands) == 1 or min(one.size for one in operands) == 1):
         gain = 1.0
@@ -201,7 +201,7 @@ def _product(operands: Sequence[Operand], result: Result, moved_weights: bool) -
     return Carried(element, whole)
 
 
-def _updated(operands: Sequence[Operand], result: Result, whole: float) -> Carried:
+def _carry_through_update(operands: Sequence[Operand], result: Result, whole: float) -> Carried:
     """A parameter and what it is moved by, of which an optimizer makes as much where its gradient is nothing but noise."""
     if len(operands) <= 2:  # a parameter of zeros does not go in: what comes out is the update
         return Carried(update_of_zeros(_worst(operands)[0]), whole)

@@ -84,7 +84,7 @@ class Statistics:
             found.append(numbers and not nan[:, k].any() and (some or any(type(four[k]) is float for four in fours)))
         return found
 
-    def show(self, rows: Rows) -> Shown:
+    def format_cells(self, rows: Rows) -> Shown:
         """The cells of some rows of the table."""
         stats = self._stats[rows] if len(self._stats) else np.full((len(rows), 4), np.nan)
         odd = self._odd[rows]

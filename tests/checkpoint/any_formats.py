@@ -20,7 +20,7 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 from msprobe_engine.formats.checkpoint.open import open_checkpoint
 
 SIZES = {
@@ -68,7 +68,7 @@ def weights(target: Path) -> dict[str, Any]:
     arrays = {key: value.float().numpy() for key, value in model().state_dict().items()}
     facts = {"heads": SIZES["num_attention_heads"], "kv_heads": SIZES["num_key_value_heads"]}
     mine = checkpoint_of(arrays, target / "floats", facts)
-    found = aligned(open_checkpoint(target / "qwen"), mine)
+    found = align_checkpoints(open_checkpoint(target / "qwen"), mine)
     assert {pair.b.name for pair in found.pairs} >= arrays.keys()
     for pair in found.pairs:
         fill(pair.b, array_of(pair.a).astype(np.float32))

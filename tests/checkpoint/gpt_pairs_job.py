@@ -1,7 +1,7 @@
 """The same weights in transformers and in megatron-core, by the map of names that is under test.
 
 ``gpt_pairs_job.py DIRECTORY [MODEL ...]``. For each model: transformers makes it and writes it; megatron-core makes one of the same form
-with weights of its own; every pair of `aligned` is copied from the first into the second; both run forward on the same tokens.
+with weights of its own; every pair of `align_checkpoints` is copied from the first into the second; both run forward on the same tokens.
 ``result.json``: model -> what was seen.
 A process of its own, for the device shim.
 """
@@ -57,7 +57,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
     import torch
     from stored_arrays import array_of, checkpoint_of, fill
 
-    from msprobe_engine.align.parameters.align_names import aligned
+    from msprobe_engine.align.parameters.align_names import align_checkpoints
 
     torch.manual_seed(3)
     source, model = MODELS[name]()
@@ -74,7 +74,7 @@ def run(name: str, directory: Path) -> dict[str, Any]:
     mine = checkpoint_of(tensors, directory / "megatron", facts)
     mine.values["args.rotary_interleaved"] = model.config.rotary_interleaved
     theirs = checkpoint_of(saved(directory / "hf"), directory / "transformers", facts)
-    found = aligned(mine, theirs)
+    found = align_checkpoints(mine, theirs)
     for pair in found.pairs:
         fill(pair.a, array_of(pair.b))
     tokens = torch.randint(0, 96, (2, 16), generator=torch.Generator().manual_seed(5))
@@ -107,7 +107,7 @@ def gradients(source: Any, model: Any, tokens: Any, directory: Path, facts: dict
     import numpy as np
     from stored_arrays import array_of, checkpoint_of
 
-    from msprobe_engine.align.parameters.align_names import aligned
+    from msprobe_engine.align.parameters.align_names import align_checkpoints
 
     sides = []
     for side, outputs in ((model, logits(model, tokens)), (source, source(tokens).logits)):
@@ -115,7 +115,7 @@ def gradients(source: Any, model: Any, tokens: Any, directory: Path, facts: dict
         found = {f"exp_avg|{key}": p.grad.numpy() for key, p in side.named_parameters() if p.grad is not None}
         sides.append(checkpoint_of(found, directory / f"gradients{len(sides)}", facts))
     sides[0].values["args.rotary_interleaved"] = model.config.rotary_interleaved
-    found = aligned(*sides)
+    found = align_checkpoints(*sides)
     values = [(array_of(pair.a), array_of(pair.b)) for pair in found.pairs]
     noise = 1e-3 * max(float(np.abs(b).max()) for _, b in values)  # the gradient of a bias of keys is 0 but for rounding
     apart = [float(np.abs(a - b).max() / (np.abs(b).max() + noise)) for a, b in values]

@@ -169,7 +169,7 @@ def test_a_file_that_ends_early_is_a_result_not_an_end(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("workers", [1, 4])
 def test_an_error_in_a_thread_reaches_the_caller(tmp_path: Path, workers: int) -> None:
-    """What `finished` raises (a full disk) ends the comparison with that error."""
+    """What `finish_job` raises (a full disk) ends the comparison with that error."""
     path = tmp_path / "file"
     path.write_bytes(b"\0" * 16)
     tensor = StoredTensor("t", (4,), "float32", (Box((0,), (4,), path, 0, (1,)),))

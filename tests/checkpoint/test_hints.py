@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from stored_arrays import Array, checkpoint_of
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 from msprobe_engine.align.parameters.mapping_file import mapping_of
 from msprobe_engine.find.checkpoint.compare import compare
 from msprobe_engine.find.checkpoint.hints import explain
@@ -44,7 +44,7 @@ def _hints(tmp_path: Path, change: Change) -> tuple[dict[str, str], list[str]]:
     """Hints of the tensors that differ, and those of all."""
     a, b = _weights(), _weights()
     change(b)
-    alignment = aligned(checkpoint_of(a, tmp_path / "a", FACTS), checkpoint_of(b, tmp_path / "b", FACTS))
+    alignment = align_checkpoints(checkpoint_of(a, tmp_path / "a", FACTS), checkpoint_of(b, tmp_path / "b", FACTS))
     results, _ = compare(alignment.pairs, plan(256, 1))
     notes = explain(alignment, results)
     return {r.name: r.hint for r in results if not r.equal}, notes
@@ -156,7 +156,7 @@ def test_layers_that_moved_on_are_one_sentence(tmp_path: Path) -> None:
     layers = [rng.standard_normal((4, 4)).astype(np.float32) for _ in range(7)]
     a = {f"decoder.layers.{n}.mlp.linear_fc2.weight": layers[n] for n in range(6)}
     b = {f"decoder.layers.{n}.mlp.linear_fc2.weight": layers[n + 1] for n in range(6)}
-    alignment = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
+    alignment = align_checkpoints(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
     results, _ = compare(alignment.pairs, plan(256, 1))
     assert explain(alignment, results) == ["layers 1 to 5 of the run are layers 0 to 4 of the golden run (5 tensors)"]
 
@@ -175,7 +175,7 @@ def test_one_file_that_holds_all_differences_is_named(tmp_path: Path) -> None:
         first.tensors = {key: replace(concatenate_tensors([t, last.tensors[key]])) for key, t in first.tensors.items()}
         return first
 
-    alignment = aligned(sharded(tmp_path / "a", 0.0), sharded(tmp_path / "b", 0.25))
+    alignment = align_checkpoints(sharded(tmp_path / "a", 0.0), sharded(tmp_path / "b", 0.25))
     results, _ = compare(alignment.pairs, plan(256, 1))
     notes = explain(alignment, results)
     words = "rank1 (17 tensors; every state of the optimizer there differs: of another save?)"
@@ -190,8 +190,8 @@ def test_tensors_under_other_names_become_rules_of_a_mapping_file(tmp_path: Path
     a = {f"blk.{n}.w": value for n, value in weights.items()} | {"zeros": np.zeros(3, np.float32), "own": np.ones(2, np.float32)}
     b = {f"stage.{n}.unit.kernel": value for n, value in weights.items()} | {"other": np.zeros(3, np.float32)}
     sides = checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b")
-    (note,) = explain(aligned(*sides), [])
+    (note,) = explain(align_checkpoints(*sides), [])
     words = '{a: "blk.{n}.w", b: "stage.{n}.unit.kernel"} (3 tensors), {a: "zeros", b: "other"}'
     assert note == f"4 tensors only in the run are tensors only in the golden run under other names; rules for --map: {words}"
     rule = {"a": "blk.{n}.w", "b": "stage.{n}.unit.kernel"}
-    assert len(aligned(*sides, mapping=mapping_of({"names": [rule]})).pairs) == 3
+    assert len(align_checkpoints(*sides, mapping=mapping_of({"names": [rule]})).pairs) == 3

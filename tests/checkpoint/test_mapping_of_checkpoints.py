@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from stored_arrays import array_of, checkpoint_of
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 from msprobe_engine.align.parameters.mapping_file import mapping_of, read_mapping
 from msprobe_engine.core.errors import DumpFormatError, ProbeError
 
@@ -39,7 +39,7 @@ ignore: ["*.counter"]
     b = {"body.3.final": W.T.copy()}
     for name, value in (("one", Q), ("two", K), ("three", V)):
         b |= {f"body.3.{name}.w": value, f"exp_avg|body.3.{name}.w": value * 2, f"step|body.3.{name}.w": np.float32(7)}
-    found = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"), mapping=read_mapping(file))
+    found = align_checkpoints(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"), mapping=read_mapping(file))
     assert (found.only_a, found.only_b) == ([], [])
     assert len(found.pairs) == 10
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
@@ -53,14 +53,14 @@ def test_facts_of_a_mapping_file_say_what_no_checkpoint_says(tmp_path: Path) -> 
     fused = np.concatenate([Q[:3], K[:1], V[:1], Q[3:], K[1:], V[1:]])
     a = checkpoint_of({"decoder.layers.0.self_attention.linear_qkv.weight": fused}, tmp_path / "a")
     b = checkpoint_of({f"model.layers.0.self_attn.{n}_proj.weight": v for n, v in (("q", Q), ("k", K), ("v", V))}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert (found.pairs, found.only_a, found.only_b) == ([], [], [])
     assert "facts: {heads" in found.left_out[0].reason
     assert [(left.side, len(left.names), left.open) for left in found.left_out] == [("a", 1, True), ("b", 3, True)]
-    found = aligned(a, b, mapping=mapping_of({"facts": {"heads": 5, "kv_heads": 3, "head_dim": 1}}))
+    found = align_checkpoints(a, b, mapping=mapping_of({"facts": {"heads": 5, "kv_heads": 3, "head_dim": 1}}))
     assert not found.pairs
     assert "cannot be taken apart" in found.left_out[0].reason
-    found = aligned(a, b, mapping=mapping_of({"facts": {"heads": 6, "kv_heads": 2, "head_dim": 1}}))
+    found = align_checkpoints(a, b, mapping=mapping_of({"facts": {"heads": 6, "kv_heads": 2, "head_dim": 1}}))
     assert [pair.name.rpartition("[")[2] for pair in found.pairs] == ["q]", "k]", "v]"]
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
 
@@ -111,9 +111,9 @@ def test_a_rule_that_does_not_fit_the_shapes_is_an_error(tmp_path: Path) -> None
     a = checkpoint_of({"fused": Q}, tmp_path / "a")
     b = checkpoint_of({"one": K, "two": V}, tmp_path / "b")
     with pytest.raises(DumpFormatError, match=r"fused -> one, two: fused has shape \[6, 4\]; the others together have 4"):
-        aligned(a, b, mapping=mapping_of({"names": [{"a": "fused", "b": ["one", "two"]}]}))
+        align_checkpoints(a, b, mapping=mapping_of({"names": [{"a": "fused", "b": ["one", "two"]}]}))
     with pytest.raises(DumpFormatError, match="the golden run has no tensor 'three'"):
-        aligned(a, b, mapping=mapping_of({"names": [{"a": "fused", "b": ["one", "three"]}]}))
+        align_checkpoints(a, b, mapping=mapping_of({"names": [{"a": "fused", "b": ["one", "three"]}]}))
 
 
 def test_an_alias_bomb_is_refused_before_it_unfolds(tmp_path: Path) -> None:

@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 from stored_arrays import array_of
 from torch import nn
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint.mindspore.file import MindSporeFile, read_file
 from msprobe_engine.formats.checkpoint.mindspore.strategy import Layout, read_strategy
@@ -143,7 +143,7 @@ def test_a_cell_and_a_module_of_the_same_network_are_paired(expected: Expected, 
     )
     torch.save({"model": module.state_dict(), "optimizer": optimizer.state_dict()}, tmp_path / "torch.pt")
 
-    found = aligned(open_checkpoint(FILES / "adam.ckpt"), open_checkpoint(tmp_path / "torch.pt"))
+    found = align_checkpoints(open_checkpoint(FILES / "adam.ckpt"), open_checkpoint(tmp_path / "torch.pt"))
     assert found.only_a == []
     assert {tensor.name.rpartition(".")[2] for tensor in found.only_b if not tensor.state} == {
         "running_mean",

@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 from stored_arrays import array_of, checkpoint_of, fill
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 from msprobe_engine.find.checkpoint.diff import Options, diff
 
 JOB = Path(__file__).with_name("gpt_pairs_job.py")
@@ -114,7 +114,7 @@ def test_experts_in_a_stack_are_those_that_transformers_saves_one_by_one(
     a = checkpoint_of({key: value.numpy() for key, value in loaded.state_dict().items()}, tmp_path / "a")
     b = checkpoint_of(saved, tmp_path / "b")
     assert any(key.endswith("experts.gate_up_proj") for key in a.tensors)
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
     assert any(pair.name.endswith("experts.gate_up_proj[expert 3 up]") for pair in found.pairs)
@@ -135,7 +135,7 @@ def test_torchtitan_names_are_what_its_own_adapter_makes_of_them(family: str, op
     theirs = {key: value.numpy() for key, value in spec.state_dict_adapter(config, None).to_hf(dict(own)).items() if value is not None}
     attention = config.layers[0].attention
     facts = {"heads": attention.n_heads, "layers": 2}
-    found = aligned(
+    found = align_checkpoints(
         checkpoint_of({key: value.numpy() for key, value in own.items()}, tmp_path / "a"), checkpoint_of(theirs, tmp_path / "b", facts)
     )
     assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
@@ -161,7 +161,7 @@ def test_gpt_oss_experts_with_alternating_columns_are_cut(tmp_path: Path) -> Non
             apart[f"model.layers.0.mlp.experts.{e}.{name}.weight"] = np.zeros(shape, np.float32)
             apart[f"model.layers.0.mlp.experts.{e}.{name}.bias"] = np.zeros(shape[:1], np.float32)
     a, b = checkpoint_of(apart, tmp_path / "a"), checkpoint_of(own, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
     for pair in found.pairs:
         fill(pair.a, array_of(pair.b))

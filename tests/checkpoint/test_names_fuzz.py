@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from msprobe_engine.align.parameters.align_names import Alignment, aligned, label
+from msprobe_engine.align.parameters.align_names import Alignment, align_checkpoints, label
 from msprobe_engine.formats.checkpoint.model import Checkpoint, StoredTensor, whole
 
 _FILE = Path("nowhere")
@@ -71,7 +71,7 @@ def _accounted(found: Alignment, side: str) -> set[str]:
 def test_every_tensor_is_accounted_for(a: list, b: list, facts_a: dict, facts_b: dict) -> None:  # type: ignore[type-arg]
     """Whatever names, shapes and facts meet: no error, nothing lost, and parts of a pair have the sizes that they say."""
     first, second = _checkpoint(a, facts_a), _checkpoint(b, facts_b)
-    found = aligned(first, second)
+    found = align_checkpoints(first, second)
     assert first.tensors.keys() <= _accounted(found, "a")
     assert second.tensors.keys() <= _accounted(found, "b")
     names = [pair.name for pair in found.pairs]
@@ -85,7 +85,7 @@ def test_every_tensor_is_accounted_for(a: list, b: list, facts_a: dict, facts_b:
 def test_a_checkpoint_is_itself(a: list, facts: dict) -> None:  # type: ignore[type-arg]
     """Every tensor with itself, whole."""
     made = _checkpoint(a, facts)
-    found = aligned(made, made)
+    found = align_checkpoints(made, made)
     assert [label(pair.a) for pair in found.pairs] == list(made.tensors)
     assert all(pair.a is pair.b for pair in found.pairs)
     assert (found.only_a, found.only_b, found.left_out) == ([], [], [])

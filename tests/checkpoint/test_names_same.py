@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 from stored_arrays import array_of, checkpoint_of
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 
 
 def _ramp(*shape: int, start: int = 0) -> np.ndarray:
@@ -19,7 +19,7 @@ def test_tensors_of_one_name_are_pairs_in_the_order_of_the_first_checkpoint(tmp_
     """Names that are in no table are paired as they are; what one side lacks is named."""
     a = checkpoint_of({"z": _ramp(3), "m": _ramp(2, 2), "exp_avg|m": _ramp(2, 2), "gone": _ramp(1)}, tmp_path / "a")
     b = checkpoint_of({"m": _ramp(2, 2), "exp_avg|m": _ramp(2, 2), "z": _ramp(3), "new": _ramp(1)}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert [pair.name for pair in found.pairs] == ["z", "m", "optimizer.exp_avg.m"]
     assert [t.key for t in found.only_a] == ["gone"]
     assert [t.key for t in found.only_b] == ["new"]
@@ -36,7 +36,7 @@ def test_prefixes_of_wrappers_do_not_matter(tmp_path: Path) -> None:
         },
         tmp_path / "b",
     )
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert [pair.name for pair in found.pairs] == names
     assert not found.only_a
     assert not found.only_b
@@ -47,7 +47,7 @@ def test_a_model_that_is_an_attribute_of_another_module_is_found(tmp_path: Path)
     names = ["embed.weight", "stack.0.fc.weight", "stack.1.fc.weight", "stack.1.fc.bias", "head.weight"]
     a = checkpoint_of({f"{s}net.{name}": _ramp(2, 3) for name in names for s in ("", "exp_avg|")}, tmp_path / "a")
     b = checkpoint_of({f"{s}{name}": _ramp(2, 3) for name in [*names, "more.weight"] for s in ("", "exp_avg|")}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert [(pair.name, pair.b.key) for pair in found.pairs[:2]] == [
         ("net.embed.weight", "embed.weight"),
         ("optimizer.exp_avg.net.embed.weight", "optimizer.exp_avg.embed.weight"),
@@ -62,7 +62,7 @@ def test_a_model_that_is_an_attribute_of_another_module_is_found(tmp_path: Path)
     c = checkpoint_of(
         {"decoder.layers.0.self_attention.linear_qkv.weight": _ramp(8, 4), "output_layer.weight": _ramp(8, 4)}, tmp_path / "c", facts
     )
-    found = aligned(checkpoint_of(own, tmp_path / "d"), c)
+    found = align_checkpoints(checkpoint_of(own, tmp_path / "d"), c)
     assert [pair.name for pair in found.pairs] == list(own)
     assert (found.only_a, found.only_b) == ([], [])
 
@@ -71,7 +71,7 @@ def test_names_that_merely_end_alike_are_not_taken_for_each_other(tmp_path: Path
     """Two models without a common structure: nothing is paired."""
     a = checkpoint_of({f"tower.{i}.weight": _ramp(2, 3) for i in range(4)} | {"other.bias": _ramp(5)}, tmp_path / "a")
     b = checkpoint_of({f"p{i}.q{i}.weight": _ramp(2, 3) for i in range(4)} | {"that.bias": _ramp(7)}, tmp_path / "b")
-    assert not aligned(a, b).pairs
+    assert not align_checkpoints(a, b).pairs
 
 
 def test_rows_that_fill_up_a_vocabulary_are_not_compared(tmp_path: Path) -> None:
@@ -79,7 +79,7 @@ def test_rows_that_fill_up_a_vocabulary_are_not_compared(tmp_path: Path) -> None
     word = _ramp(50, 4)
     a = checkpoint_of({"embedding.word_embeddings.weight": np.concatenate([word, _ramp(6, 4)])}, tmp_path / "a")
     b = checkpoint_of({"embedding.word_embeddings.weight": np.concatenate([word, -_ramp(14, 4)])}, tmp_path / "b", {"vocab": 50})
-    (pair,) = aligned(a, b).pairs
+    (pair,) = align_checkpoints(a, b).pairs
     assert pair.a.shape == pair.b.shape == (50, 4)
     assert np.array_equal(array_of(pair.a), array_of(pair.b))
     assert "rows from 50 on" in pair.note
@@ -92,12 +92,12 @@ def test_rows_beyond_the_common_ones_are_a_difference_unless_they_only_fill_up(t
     short = checkpoint_of({name: words[:60]}, tmp_path / "short")
     whole = checkpoint_of({name: words}, tmp_path / "whole")
     for a, b in ((whole, short), (short, whole)):
-        assert [pair.a.shape == pair.b.shape for pair in aligned(a, b).pairs] == [False]
+        assert [pair.a.shape == pair.b.shape for pair in align_checkpoints(a, b).pairs] == [False]
     lost = checkpoint_of({name: words[:60]}, tmp_path / "lost", {"vocab": 64})
-    assert [(p.a.shape, p.b.shape) for p in aligned(whole, lost).pairs] == [((64, 4), (60, 4))]
+    assert [(p.a.shape, p.b.shape) for p in align_checkpoints(whole, lost).pairs] == [((64, 4), (60, 4))]
     for number, filled in enumerate((np.zeros((16, 4), np.float32), np.repeat(words[-1:], 16, axis=0))):
         padded = checkpoint_of({name: np.concatenate([words, filled])}, tmp_path / f"padded{number}")
-        found = aligned(padded, whole)
+        found = align_checkpoints(padded, whole)
         assert [pair.b.shape for pair in found.pairs] == [(64, 4)]
         assert any(note.startswith(f"{name}: rows from 64 on fill up the vocabulary") and "16 of the run" in note for note in found.notes)
 
@@ -107,16 +107,16 @@ def test_rows_of_a_vocabulary_that_both_have_are_compared_whatever_the_tokenizer
     name = "embedding.word_embeddings.weight"
     a = checkpoint_of({name: _ramp(64, 2)}, tmp_path / "a", {"vocab": 50})
     b = checkpoint_of({"model.embed_tokens.weight": _ramp(60, 2)}, tmp_path / "b", {"vocab": 60})
-    assert [pair.a.shape for pair in aligned(a, b).pairs] == [(60, 2)]
+    assert [pair.a.shape for pair in align_checkpoints(a, b).pairs] == [(60, 2)]
     c = checkpoint_of({name: _ramp(64, 2)}, tmp_path / "c", {"vocab": 64})
-    assert [(pair.a.shape, pair.b.shape) for pair in aligned(c, b).pairs] == [((64, 2), (60, 2))]
+    assert [(pair.a.shape, pair.b.shape) for pair in align_checkpoints(c, b).pairs] == [((64, 2), (60, 2))]
 
 
 def test_steps_of_each_parameter_and_master_copies_that_one_side_does_not_keep(tmp_path: Path) -> None:
     """torch counts steps for each parameter, Megatron once: no difference. Float32 weights are compared with the other's master copies."""
     a = {"w": _ramp(3).astype(np.float16), "master|w": _ramp(3), "exp_avg|w": _ramp(3)}
     b = {"w": _ramp(3), "exp_avg|w": _ramp(3), "step|w": np.float32(3)}
-    found = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
+    found = align_checkpoints(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b"))
     assert [(pair.name, pair.b.key) for pair in found.pairs] == [
         ("w", "w"),
         ("optimizer.master.w", "w"),
@@ -124,7 +124,7 @@ def test_steps_of_each_parameter_and_master_copies_that_one_side_does_not_keep(t
     ]
     assert (found.only_a, found.only_b) == ([], [])
     assert [(left.names, left.open) for left in found.left_out] == [(("optimizer.step.w",), False)]
-    found = aligned(checkpoint_of(b, tmp_path / "c"), checkpoint_of(a, tmp_path / "d"))
+    found = align_checkpoints(checkpoint_of(b, tmp_path / "c"), checkpoint_of(a, tmp_path / "d"))
     assert [pair.name for pair in found.pairs] == ["w", "w (as optimizer.master.w)", "optimizer.exp_avg.w"]
 
 
@@ -132,9 +132,9 @@ def test_states_that_another_format_keeps_of_no_parameter(tmp_path: Path) -> Non
     """Between formats they are left out; within one they are missing."""
     a = checkpoint_of({"w": _ramp(3), "exp_avg|w": _ramp(3), "max_exp_avg_sq|w": _ramp(3)}, tmp_path / "a")
     b = checkpoint_of({"w": _ramp(3), "exp_avg|w": _ramp(3)}, tmp_path / "b")
-    assert [t.key for t in aligned(a, b).only_a] == ["optimizer.max_exp_avg_sq.w"]
+    assert [t.key for t in align_checkpoints(a, b).only_a] == ["optimizer.max_exp_avg_sq.w"]
     b.format = "another"
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert found.only_a == []
     assert [left.names for left in found.left_out] == [("optimizer.max_exp_avg_sq.w",)]
 
@@ -146,10 +146,10 @@ def test_the_same_name_of_a_weight_that_lies_the_other_way(tmp_path: Path) -> No
     facts = {"heads": 2, "kv_heads": 2, "head_dim": 2}
     a = checkpoint_of(weights, tmp_path / "a", facts)
     b = checkpoint_of({name: value.T.copy() for name, value in weights.items()}, tmp_path / "b", facts)
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert len(found.pairs) == 5
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
-    assert [pair.name for pair in aligned(a, a).pairs] == list(weights)
+    assert [pair.name for pair in align_checkpoints(a, a).pairs] == list(weights)
 
 
 def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
@@ -167,7 +167,7 @@ def test_layers_that_predict_further_tokens(tmp_path: Path) -> None:
     b = {"model.embed_tokens.weight": word, "lm_head.weight": head, "model.layers.0.self_attn.o_proj.weight": _ramp(4, 4)}
     b |= {f"{h}eh_proj.weight": _ramp(4, 8), f"{h}self_attn.o_proj.weight": _ramp(4, 4, start=9)}
     b |= {f"{h}embed_tokens.weight": word, f"{h}shared_head.head.weight": head}
-    found = aligned(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b", {"layers": 1}))
+    found = align_checkpoints(checkpoint_of(a, tmp_path / "a"), checkpoint_of(b, tmp_path / "b", {"layers": 1}))
     assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 7)
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
 
@@ -177,11 +177,11 @@ def test_an_encoder_and_a_decoder_have_layers_of_the_same_numbers(tmp_path: Path
     names = [f"{part}.layers.0.mlp.linear_fc2.weight" for part in ("encoder", "decoder")]
     a = checkpoint_of({name: _ramp(2, 3, start=i) for i, name in enumerate(names)}, tmp_path / "a")
     b = checkpoint_of({f"module.{name}": _ramp(2, 3, start=i) for i, name in enumerate(names)}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert [(pair.a.name, pair.b.name) for pair in found.pairs] == [(name, f"module.{name}") for name in names]
     c = checkpoint_of({"language_model.encoder.layers.0.mlp.dense_4h_to_h.weight": _ramp(2, 3)}, tmp_path / "c")
     d = checkpoint_of({names[1]: _ramp(2, 3)}, tmp_path / "d")
-    assert len(aligned(c, d).pairs) == 1
+    assert len(align_checkpoints(c, d).pairs) == 1
 
 
 def test_halves_that_megatron_fsdp_keeps_apart(tmp_path: Path) -> None:
@@ -195,7 +195,7 @@ def test_halves_that_megatron_fsdp_keeps_apart(tmp_path: Path) -> None:
         b |= {f"module.decoder.{h}experts.linear_fc2.weight{e}": _ramp(2, 3)}
     sides = [checkpoint_of(x, tmp_path / str(i)) for i, x in enumerate((a, b, c))]
     for first, second in ((0, 1), (1, 0), (1, 2), (2, 1), (0, 2)):
-        found = aligned(sides[first], sides[second])
+        found = align_checkpoints(sides[first], sides[second])
         assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 6), (first, second)
         assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
 
@@ -214,7 +214,7 @@ def test_latent_attention_of_mindspeed(tmp_path: Path) -> None:
     hf |= {"kv_a_layernorm.weight": norm, "q_a_layernorm.weight": _ramp(3)}
     a = checkpoint_of({f"decoder.layers.0.self_attention.{name}": value for name, value in own.items()}, tmp_path / "a")
     b = checkpoint_of({f"model.layers.0.self_attn.{name}": value for name, value in hf.items()}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 6)
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
     assert "decoder.layers.0.self_attention.linear_qkv.weight[kv_down]" in [pair.name for pair in found.pairs]
@@ -224,14 +224,14 @@ def test_adapters_of_peft_and_llama_of_mindspore_transformers(tmp_path: Path) ->
     """A file of an adapter leaves its name out; MindSpore's Llama has the words of Meta's and the rows of Hugging Face's."""
     a = checkpoint_of({"base_model.model.model.layers.0.self_attn.q_proj.lora_A.weight": _ramp(2, 4)}, tmp_path / "a")
     b = checkpoint_of({"model.layers.0.self_attn.q_proj.lora_A.default.weight": _ramp(2, 4)}, tmp_path / "b")
-    assert len(aligned(a, b).pairs) == 1
+    assert len(align_checkpoints(a, b).pairs) == 1
     own = {
         "model.layers.0.attention.wq.weight": _ramp(8, 4),
         "model.tok_embeddings.embedding_weight": _ramp(6, 4),
         "model.norm_out.weight": _ramp(4),
     }
     hf = {"model.layers.0.self_attn.q_proj.weight": _ramp(8, 4), "model.embed_tokens.weight": _ramp(6, 4), "model.norm.weight": _ramp(4)}
-    found = aligned(checkpoint_of(own, tmp_path / "c"), checkpoint_of(hf, tmp_path / "d", {"head_dim": 4}))
+    found = align_checkpoints(checkpoint_of(own, tmp_path / "c"), checkpoint_of(hf, tmp_path / "d", {"head_dim": 4}))
     assert len(found.pairs) == 3
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
 
@@ -243,7 +243,7 @@ def test_an_embedding_stands_for_the_output_layer_that_it_is_tied_to(tmp_path: P
         {"embedding.word_embeddings.weight": word, "output_layer.weight": word, "exp_avg|output_layer.weight": word}, tmp_path / "a"
     )
     b = checkpoint_of({"model.embed_tokens.weight": word, "exp_avg|model.embed_tokens.weight": word}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert [(pair.name, pair.b.name) for pair in found.pairs] == [
         ("embedding.word_embeddings.weight", "model.embed_tokens.weight"),
         ("output_layer.weight", "model.embed_tokens.weight"),
@@ -252,16 +252,20 @@ def test_an_embedding_stands_for_the_output_layer_that_it_is_tied_to(tmp_path: P
     assert any("tied" in note for note in found.notes)
     b.facts["tied"] = True  # a state dict repeats the table, the optimizer has it once
     b.tensors["lm_head.weight"] = replace(b.tensors["model.embed_tokens.weight"], name="lm_head.weight")
-    assert [pair.b.name for pair in aligned(a, b).pairs] == ["model.embed_tokens.weight", "lm_head.weight", "model.embed_tokens.weight"]
+    assert [pair.b.name for pair in align_checkpoints(a, b).pairs] == [
+        "model.embed_tokens.weight",
+        "lm_head.weight",
+        "model.embed_tokens.weight",
+    ]
     del b.tensors["lm_head.weight"]
     b.facts["tied"] = False
-    assert "output_layer.weight" in [t.name for t in aligned(a, b).only_a]
+    assert "output_layer.weight" in [t.name for t in align_checkpoints(a, b).only_a]
 
 
 def test_states_of_an_optimizer_that_one_side_does_not_keep_are_left_out_and_counted(tmp_path: Path) -> None:
     """Weights alone against a training checkpoint: nothing is missing, and what was passed over is said."""
     a = checkpoint_of({"w": _ramp(3), "exp_avg|w": _ramp(3)}, tmp_path / "a")
     b = checkpoint_of({"w": _ramp(3)}, tmp_path / "b")
-    found = aligned(a, b)
+    found = align_checkpoints(a, b)
     assert not found.only_a
     assert [(left.side, left.names) for left in found.left_out] == [("a", ("optimizer.exp_avg.w",))]

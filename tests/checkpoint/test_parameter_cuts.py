@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from stored_arrays import Array, array_of, checkpoint_of, stored
 
-from msprobe_engine.align.parameters.align_names import aligned
+from msprobe_engine.align.parameters.align_names import align_checkpoints
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.formats.checkpoint import cuts
 from msprobe_engine.formats.checkpoint.cuts import Heads
@@ -124,7 +124,7 @@ def test_experts_in_one_matrix_are_those_of_grouped_mlp(tmp_path: Path) -> None:
         apart[f"model.layers.1.mlp.experts.{e}.down_proj.weight"] = second[e].T.copy()
     facts = {"experts": n, "hidden": hidden, "gated": True}
     a = checkpoint_of({f"decoder.layers.1.mlp.experts.{k}": v for k, v in wide.items()}, tmp_path / "a", facts)
-    found = aligned(a, checkpoint_of(apart, tmp_path / "b"))
+    found = align_checkpoints(a, checkpoint_of(apart, tmp_path / "b"))
     assert (found.only_a, found.only_b, len(found.pairs)) == ([], [], 9)
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)
 
@@ -154,7 +154,7 @@ def test_layouts_of_fused_projections_are_the_same_parameters(tmp_path: Path, da
                 arrays | {f"{state}decoder.final_layernorm.weight": np.ones(hidden) for state in ("",)}, Path(f"{file}{side}"), heads
             )
         )
-    found = aligned(*sides)
+    found = align_checkpoints(*sides)
     assert (found.only_a, found.only_b, found.left_out) == ([], [], [])
     assert len(found.pairs) in (3, 7)
     assert all(np.array_equal(array_of(pair.a), array_of(pair.b)) for pair in found.pairs)

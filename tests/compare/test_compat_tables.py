@@ -108,5 +108,5 @@ def test_every_cell_equals_theirs(version: str, group: str, unpacked: dict[tuple
             assert shown == colours, path.name
             advisor = Advisor()
             for block in blocks:
-                advisor.see(block)
+                advisor.add_block(block)
             assert advisor.text().splitlines()[:2] == path.with_suffix(".txt").read_text().splitlines()[:2], path.name

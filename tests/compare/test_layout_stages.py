@@ -64,7 +64,7 @@ def test_joined(sizes: list[int], micros: int, local: bool, data: st.DataObject)
         ranks[rank] = side_of(program.records, {"parallel": {"rank": {"pp": rank, "tp": 0}, "size": {"pp": len(sizes)}}})
         start += size
     problems: list[str] = []
-    whole = stages.joined(ranks, {0: side_of(one.records)}, problems, problems)
+    whole = stages.merge_pipelines(ranks, {0: side_of(one.records)}, problems, problems)
     assert list(whole) == [0]
     assert not problems
     found = whole[0]
@@ -141,7 +141,7 @@ def test_experts_are_gathered(ranks: int, local: int) -> None:
 
     header = {"rank": {"ep": 0, "tp": 0}}
     sides = {rank: side_of(records(local), {"parallel": {"rank": {**header["rank"], "ep": rank}}}) for rank in range(ranks)}
-    found = experts.gathered(sides)
+    found = experts.gather_experts(sides)
     assert found[0].ops == [name for name, _ in records(ranks * local)]
     assert {name: found[0].parent(name) for name in found[0].ops} == dict(records(ranks * local))
     for rank in range(1, ranks):

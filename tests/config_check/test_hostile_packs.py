@@ -147,7 +147,7 @@ def test_a_damaged_entry_is_empty_and_said(tmp_path: Path, name: str, content: s
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as archive:
         archive.writestr(name, content)
     side = PackSide(read_pack(tmp_path / "a.zip"))
-    assert side.mapping(name) == {}
+    assert side.read_mapping(name) == {}
     assert [name in problem for problem in side.problems].count(True) >= 1, side.problems
 
 

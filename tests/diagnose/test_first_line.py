@@ -13,7 +13,7 @@ from msprobe_engine.config.severity import CHANGES, MAY
 from msprobe_engine.core.text.source_line import parse_line, place_in_source
 from msprobe_engine.find.argument_names import argument_name
 from msprobe_engine.find.config.difference import ENV, SETTINGS, WEIGHTS, Difference
-from msprobe_engine.find.config_and_checkpoint import blame_settings, explaining
+from msprobe_engine.find.config_and_checkpoint import blame_settings, find_explaining_setting
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate
 from msprobe_engine.find.difference.origin import TAKEN
 from msprobe_engine.find.findings import Diagnosis, Suspect
@@ -211,7 +211,10 @@ RING = Difference(ENV, "NCCL_ALGO", "NCCL_ALGO", "Ring", "Tree", MAY, "another o
 def test_which_setting_explains_it(values: tuple[float | None, float | None], parameter: str, expected: Difference | None) -> None:
     """One with the very values of the call, each on its side; in an update one of the optimizer; no other."""
     numbers = {side: {"value": value} for side, value in zip(("target", "golden"), values)}
-    assert explaining(Suspect("Tensor.x.0.forward", "", 0, 0, parameter=parameter, numbers=numbers), [RING, THETA, DECAY]) is expected
+    assert (
+        find_explaining_setting(Suspect("Tensor.x.0.forward", "", 0, 0, parameter=parameter, numbers=numbers), [RING, THETA, DECAY])
+        is expected
+    )
 
 
 EPS = Difference(SETTINGS, "Only in benchmark", "train.py arguments: --eps", "", "1e-3", MAY, "not known")
@@ -233,9 +236,9 @@ EPS = Difference(SETTINGS, "Only in benchmark", "train.py arguments: --eps", "",
 )
 def test_the_only_setting_leads_where_no_call_is_known(differences: list[Difference], expected: Difference | None) -> None:
     """Of what a monitor saw: the only thing that changes numbers, else the only one that may; an update has a series of its own."""
-    assert explaining(Suspect("loss", "", 0, 0, kind="series"), differences) is expected
+    assert find_explaining_setting(Suspect("loss", "", 0, 0, kind="series"), differences) is expected
     known = expected if expected is not EPS else None  # one that only may matter does not stand in place of the two numbers of a step
-    assert explaining(Suspect("loss", "", 0, 0, kind="series", cause="loss 2, golden 1"), differences) is known
+    assert find_explaining_setting(Suspect("loss", "", 0, 0, kind="series", cause="loss 2, golden 1"), differences) is known
 
 
 ROTARY = Difference(WEIGHTS, "m.rotary.cos", "m.rotary.cos", "digest a", "digest b", CHANGES, "other numbers in it", "")

@@ -106,7 +106,7 @@ def test_merged(values: list[list[float]]) -> None:
     """Statistics of pieces of one size make those of the whole."""
     pieces = np.array(values)
     stats = np.stack([pieces.max(1), pieces.min(1), pieces.mean(1), np.sqrt((pieces**2).sum(1))], 1)
-    whole = merge_statistics.merged(stats)
+    whole = merge_statistics.merge_pieces(stats)
     expected = (pieces.max(), pieces.min(), pieces.mean(), np.sqrt((pieces**2).sum()))
     np.testing.assert_allclose(whole, expected, rtol=1e-9, atol=1e-9)
 
@@ -117,15 +117,15 @@ def test_whole_shape(shape: list[int], data: st.DataObject) -> None:
     cuts = [data.draw(st.integers(1, 3)) for _ in shape]
     whole = [size * n for size, n in zip(shape, cuts)]
     assert merge_statistics.whole_shape(shape, whole) == merge_statistics.whole_shape(whole, shape) == whole
-    assert merge_statistics.needed(shape, whole) == int(np.prod(cuts))
+    assert merge_statistics.count_pieces(shape, whole) == int(np.prod(cuts))
     assert merge_statistics.whole_shape([2, 3], [3, 2]) is None
 
 
 def test_padded_vocabulary() -> None:
     """A vocabulary filled up to a round number is not taken for a cut one."""
     assert merge_statistics.whole_shape([33, 8], [64, 8]) is None
-    assert merge_statistics.padded([33, 8], [64, 8], 2)
-    assert not merge_statistics.padded([33, 8], [64, 9], 2)
+    assert merge_statistics.is_padded([33, 8], [64, 8], 2)
+    assert not merge_statistics.is_padded([33, 8], [64, 9], 2)
 
 
 def _micro_batches(
@@ -296,7 +296,7 @@ def test_what_one_process_has_in_the_same_shape_are_copies(names: tuple[str, ...
     }
     found = replicas.of_the_whole(rows, whole)
     assert [name.split(".")[2] for name in found] == copies
-    assert len(replicas.differing(1, found, Sentence("they are copies"))) == len(copies)
+    assert len(replicas.find_differing_copies(1, found, Sentence("they are copies"))) == len(copies)
 
 
 @pytest.mark.parametrize(("last", "parted"), [(2.0, False), (2.5, True)])
@@ -307,7 +307,7 @@ def test_a_weight_that_two_stages_hold(last: float, parted: bool) -> None:
     stages = {names[0]: {0: ("[8, 4]", 2.0)}, names[1]: {1: ("[8, 4]", last)}}
     found = replicas.of_tied(stages, whole)
     assert list(found) == names[:1]
-    assert len(replicas.differing(1, found, Sentence("they are copies"))) == parted
+    assert len(replicas.find_differing_copies(1, found, Sentence("they are copies"))) == parted
 
 
 @pytest.mark.parametrize(

@@ -68,7 +68,7 @@ def test_what_comes_before_what_is_the_same_for_all_at_once(seed: int) -> None:
     expected = {
         rank for rank, place in places.items() if any(other != rank and reach[other].get(rank, math.inf) <= place for other in places)
     }
-    assert found.preceded(starts, places) == expected
+    assert found.find_possible_followers(starts, places) == expected
 
 
 @pytest.mark.parametrize("ranks", [16, 128])
@@ -88,5 +88,5 @@ def test_links_are_followed_once_and_once_more_to_see_that_nothing_changes(ranks
     looked: list[links.Link] = []
     once = links.Arrivals._go_along
     monkeypatch.setattr(links.Arrivals, "_go_along", lambda self, link: looked.append(link) or once(self, link))
-    found.preceded(dict.fromkeys(range(ranks), 1.0), dict.fromkeys(range(ranks), 1))
+    found.find_possible_followers(dict.fromkeys(range(ranks), 1.0), dict.fromkeys(range(ranks), 1))
     assert len(looked) == 2 * len(found.links)

@@ -17,7 +17,7 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
-from msprobe_engine.align.parallel.micro_batches import cut
+from msprobe_engine.align.parallel.micro_batches import cut_into_micro_batches
 from msprobe_engine.find.coverage.other_ways import without_other_code
 from msprobe_engine.find.difference.harmless.flat_buffers import without_pieces
 from msprobe_engine.find.run import diagnose
@@ -468,7 +468,7 @@ def test_a_loss_that_is_logged_belongs_to_its_micro_batch(rank_dump: Any, tmp_pa
     passes(one, 0, 1.0)
     for micro in range(2):
         passes(two, micro, 1.0 + 10.0 * micro)
-    first, second = cut({0: written(two, tmp_path / "two")}, {0: written(one, tmp_path / "one")})
+    first, second = cut_into_micro_batches({0: written(two, tmp_path / "two")}, {0: written(one, tmp_path / "one")})
     assert [name for name in first.side.ops if "truediv" in name] == ["Tensor.__truediv__.0.forward", "Tensor.__truediv__.1.forward"]
     assert [name.split(".")[0] for name in second.side.ops] == ["Functional", "Module", "Tensor", "Module"]
 

@@ -365,7 +365,7 @@ def test_batches_are_loaded_outside_of_the_model(name: str, dumps: Callable[[str
     """What a stage calls outside of its modules before the next forward pass is outside in the joined pipeline too, not in the backward
     pass before: else batches of one micro step are held against those of another."""
     ranks = sides(dumps(name))
-    joined = stages.joined(ranks, ranks, [], [])[0]
+    joined = stages.merge_pipelines(ranks, ranks, [], [])[0]
     loaded = 0
     for op, label in enumerate(joined.ops):
         origin = origin_of(joined, op)

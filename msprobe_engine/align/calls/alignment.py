@@ -11,18 +11,17 @@ from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.rank_files import was_cut_off
 
 
-def crossed(target: DumpTable, golden: DumpTable) -> bool:
-    """The sides are of different frameworks."""
+def are_of_different_frameworks(target: DumpTable, golden: DumpTable) -> bool:
     return target.framework != golden.framework
 
 
 def align_sides(target: DumpTable, golden: DumpTable) -> Aligned:
     """Which record belongs to which. The trees of the result have the sides that its indices count in: those given, or, of different
     frameworks, sides in common terms (`frameworks.common`)."""
-    if crossed(target, golden):
-        from msprobe_engine.align.frameworks.canonical_tables import aligned
+    if are_of_different_frameworks(target, golden):
+        from msprobe_engine.align.frameworks.canonical_tables import align_frameworks
 
-        return aligned(target, golden)
+        return align_frameworks(target, golden)
     return align_trees(Tree(target), Tree(golden))
 
 
@@ -47,10 +46,10 @@ _ONE_PROGRAM = 0.9
 def _ends(target: Tree, golden: Tree) -> tuple[int, int]:
     """How many records of both sides, from the first one, can have a partner: all, or where the other side was cut off those up to its last
     one. Records of one program have the same names, in the order in which the calls end."""
-    return _end(target, golden), _end(golden, target)
+    return _count_calls_before_cut(target, golden), _count_calls_before_cut(golden, target)
 
 
-def _end(tree: Tree, other: Tree) -> int:
+def _count_calls_before_cut(tree: Tree, other: Tree) -> int:
     whole, side = len(tree.names), other.side
     if not other.names or not was_cut_off(side.path, side.header, side.recovered):
         return whole

@@ -241,7 +241,7 @@ class Tree:
     def forms(self, numbers: dict[Hashable, int]) -> array[int]:
         """One number per record: equal where `shapes` are equal. `numbers` is shared by the trees that are compared."""
         side = self.side
-        (kinds, dtypes), (sizes, shapes) = factorize.numbered(side.dtype), factorize.numbered(side.shape)
+        (kinds, dtypes), (sizes, shapes) = factorize.number_objects(side.dtype), factorize.number_objects(side.shape)
         both = kinds * max(len(shapes), 1) + sizes
         items: dict[int, int] = {}
         for item in dict.fromkeys(both.tolist()):
@@ -301,7 +301,7 @@ class Tree:
         output."""
         side = self.side
         role = np.frombuffer(bytes(side.role), np.uint8)
-        sizes, shapes = factorize.numbered(side.shape)
+        sizes, shapes = factorize.number_objects(side.shape)
         tensor = np.array([type(shape) is list for shape in shapes] or [False])[sizes] & ((role == INPUT) | (role == OUTPUT))
         for row in side.values:
             tensor[row] &= side.requires_grad[row] is not None

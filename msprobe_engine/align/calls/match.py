@@ -1,7 +1,7 @@
 """Which row of the target is compared with which row of the golden side, and in what order the table shows them.
 
 Without ``compat`` records are matched by structure (`match_structure`) and their rows by role and place; rows that nothing matches are
-kept, on both sides. With it, or by name, rows are joined as the existing tool joins them (`joined`, `joined_fuzzily`). Mappings say
+kept, on both sides. With it, or by name, rows are joined as the existing tool joins them (`join_rows`, `joined_fuzzily`). Mappings say
 what a name of the target is called on the golden side; of several the api mapping comes first, then the cell mapping, then the data
 mapping, which a layer mapping replaces.
 
@@ -53,7 +53,7 @@ class Matching:
             `mapping_file.write_mapping` it is a cell mapping, which ``-cm`` and ``-dm`` read.
         rows: the data mapping that a layer mapping came to (row name -> row name or ``N/A``); None without one.
         aligned: the records, when the structure alone said which belong together.
-        common: the rows are of the sides of `aligned`; see `sides`.
+        common: the rows are of the sides of `align_frameworks`; see `sides`.
     """
 
     target: Integers
@@ -128,15 +128,15 @@ def _in_common(
 def _by_name(target: DumpTable, golden: DumpTable, keys: Keys, mapped: bool, cross: bool, options: CompareOptions) -> Pairs:
     """Rows joined by name; what is left of the golden side is kept without `compat`."""
     if mapped:
-        pairs = joined(keys, keep_order=True)
+        pairs = join_rows(keys, keep_order=True)
     elif options.fuzzy:
         pairs = joined_fuzzily(keys, [str(s) for s in target.shape], [str(s) for s in golden.shape], options.old, options.compat)
     elif options.old:
         a, b = target.shape, golden.shape
         shaped = Keys(list(zip(keys.target, map(str, a))), list(zip(keys.golden, map(str, b))), keys.rows, keys.golden_rows)
-        pairs = joined(shaped, keep_order=False)
+        pairs = join_rows(shaped, keep_order=False)
     else:
-        pairs = joined(keys, keep_order=True)
+        pairs = join_rows(keys, keep_order=True)
     if not mapped:
         for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)):
             if j >= 0 and not comparable(target.dtype[i], golden.dtype[j], cross, with_double=not options.old):
@@ -166,8 +166,8 @@ def _records(op: Integers, other: Integers, first: Integers, second: Integers) -
     return np.array([(a, b) for a, b in pairs if a >= 0 or b not in taken], np.int64).reshape(-1, 2)
 
 
-def joined(keys: Keys, keep_order: bool) -> Pairs:
-    """Join.
+def join_rows(keys: Keys, keep_order: bool) -> Pairs:
+    """Pair rows of equal keys.
 
     Args:
         keys: one per row.
@@ -286,13 +286,13 @@ def keys_of(
     26.2.0 counts backward calls anew in the order they come (a recomputed forward call has no backward call of its own). When a mapping
     renames the target it does so on the golden side only, which pairs backward calls wrongly; that is kept with ``compat`` alone.
     """
-    rows, golden_rows = _known(target, options), _known(golden, options)
+    rows, golden_rows = list_rows_with_direction(target, options), list_rows_with_direction(golden, options)
     first, second = list(target.name), list(golden.name)
     mapped = bool(api or cell or data)
     if not options.old and not options.fuzzy and target.path.name != "debug.json":
         if not (mapped and options.compat):
-            first = renumbered(target)
-        second = renumbered(golden)
+            first = renumber_backward_calls(target)
+        second = renumber_backward_calls(golden)
     names = [first[i] for i in rows]
     if api is not None:
         names = api.row_names(names, [target.ops[target.op[i]] for i in rows], golden)
@@ -303,20 +303,20 @@ def keys_of(
     return Keys(names, [second[j] for j in golden_rows], rows, golden_rows)
 
 
-def _known(side: DumpTable, options: CompareOptions) -> Sequence[int]:
+def list_rows_with_direction(side: DumpTable, options: CompareOptions) -> Sequence[int]:
     """All rows; with ``compat`` 26.2.0 leaves out records whose name says no direction."""
     if options.old or not options.compat or side.path.name == "debug.json":
         return range(len(side))
-    keep = [bool(_split(name)[0]) for name in side.ops]
+    keep = [bool(_split_call_and_direction(name)[0]) for name in side.ops]
     return [i for i in range(len(side)) if keep[side.op[i]]]
 
 
-def renumbered(side: DumpTable) -> list[str]:
+def renumber_backward_calls(side: DumpTable) -> list[str]:
     """Row names with backward calls counted in the order of the file, by function or module."""
     names = list(side.name)
     counts: dict[str, int] = {}
     for op, name in enumerate(side.ops):
-        head, call = _split(name)
+        head, call = _split_call_and_direction(name)
         if not head or "backward" not in call:
             continue
         count = counts.get(head, 0)
@@ -331,7 +331,7 @@ def renumbered(side: DumpTable) -> list[str]:
     return names
 
 
-def _split(name: str) -> tuple[str, tuple[str, str]]:
+def _split_call_and_direction(name: str) -> tuple[str, tuple[str, str]]:
     """A record name without its last two parts, and those; ("", ...) when they say no direction."""
     parts = name.split(".")
     last, before = parts[-1], parts[-2] if len(parts) > 1 else ""

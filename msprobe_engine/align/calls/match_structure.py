@@ -48,7 +48,7 @@ def match_rows(
             partners[op] = match
         renamed = renamed_modules(aligned)
         ops[:, 1] = partners[order]
-    pairs = _rows(target, golden, ops, places, _fixed(target, golden, data))
+    pairs = _rows(target, golden, ops, places, _find_mapped_rows(target, golden, data))
     return pairs.with_rest(_in_order(golden, other)), renamed, aligned
 
 
@@ -68,7 +68,7 @@ def renamed_modules(aligned: Aligned) -> dict[str, str]:
 def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
     """Rows of two sides in common terms, in the order of execution of the target; rows that a data mapping names go where it says."""
     target, golden = aligned.target.side, aligned.golden.side
-    fixed = _fixed(target, golden, data)
+    fixed = _find_mapped_rows(target, golden, data)
     taken = {row for row in fixed.values() if row >= 0}
     partners = dict(aligned.structure.pairs)
     pairs = Pairs()
@@ -83,7 +83,7 @@ def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
 def _rows(target: DumpTable, golden: DumpTable, ops: factorize.Integers, places: dict[int, str] | None, fixed: dict[int, int]) -> Pairs:
     """Rows of all records in their order; `ops` has -1 for those that nothing matches."""
     simple = ops[:, 1] >= 0 if not places and not fixed else np.zeros(len(ops), bool)
-    left, right, starts, apart = factorize.paired(target, golden, ops[simple])
+    left, right, starts, apart = factorize.pair_rows(target, golden, ops[simple])
     begins = np.zeros(len(ops) + 1, np.int64)
     begins[1:][simple] = np.diff(starts)
     begins = np.cumsum(begins)
@@ -141,7 +141,7 @@ def taken_for(
     return (None if cell is None else [cell.record_name(name) for name in target.ops]), None
 
 
-def _fixed(target: DumpTable, golden: DumpTable, data: DataMapping | None) -> dict[int, int]:
+def _find_mapped_rows(target: DumpTable, golden: DumpTable, data: DataMapping | None) -> dict[int, int]:
     """Rows of the target that a data mapping names -> their rows of the golden side, -1 when that has no such row."""
     if data is None:
         return {}

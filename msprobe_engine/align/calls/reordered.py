@@ -19,7 +19,7 @@ def match_by_argument(pairs: CallPairs) -> None:
     back: dict[int, int] = {}  # of the golden side -> of the target
     for mine, theirs in _loops(pairs):
         for numbers, i in mine.items():
-            _follow(pairs, i, theirs[numbers], back)
+            _pair_call_and_its_users(pairs, i, theirs[numbers], back)
     for j, i in list(back.items()):
         x, y = pairs.target.twin(i), pairs.golden.twin(j)
         if x is not None and y is not None:
@@ -68,7 +68,7 @@ def _loop(tree: Tree, ops: Sequence[int]) -> dict[Numbers, int]:
     return found
 
 
-def _follow(pairs: CallPairs, i: int, j: int, back: dict[int, int]) -> None:
+def _pair_call_and_its_users(pairs: CallPairs, i: int, j: int, back: dict[int, int]) -> None:
     """Two calls belong together, and so do the calls of functions in the same module that take in what they give, up to sums of all."""
     todo, moved = [(i, j)], set(back.values())
     while todo:

@@ -84,7 +84,7 @@ class Matcher(CallPairs):
         strangers.part_between_strangers(self)
         strangers.match_by_numbers(self, one_batch)
         self._additions()
-        renamed = self._renamed()
+        renamed = self._find_renamed_modules()
         self._gradients(renamed)
         return Structure(
             sorted(self.found.items()),
@@ -184,7 +184,7 @@ class Matcher(CallPairs):
         for i, j in pairs:
             self.pair(i, j)
         for x, y in open_gaps:
-            pairs += self._opened(x, y)
+            pairs += self._match_without_wrappers(x, y)
         return pairs
 
     def _anchors(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
@@ -207,7 +207,7 @@ class Matcher(CallPairs):
                 length -= 1
         return found[::-1]
 
-    def _opened(self, first: list[int], second: list[int]) -> list[tuple[int, int]]:
+    def _match_without_wrappers(self, first: list[int], second: list[int]) -> list[tuple[int, int]]:
         """A module around others that only one side has (a wrapper) is taken away, and what is inside is matched in its place."""
         inner = [self._inside(self.target, i) for i in first]
         other = [self._inside(self.golden, j) for j in second]
@@ -255,7 +255,7 @@ class Matcher(CallPairs):
     def _additions(self) -> None:
         """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does
         it (one that recomputes has another one), and inside of whatever module."""
-        mine, theirs = _added(self.target), _added(self.golden)
+        mine, theirs = _find_gradient_accumulations(self.target), _find_gradient_accumulations(self.golden)
         back = {j: i for i, j in self.found.items()}
         for (source, place), i in mine.items():
             j = theirs.get((self.found.get(source, -1), place))
@@ -270,7 +270,7 @@ class Matcher(CallPairs):
             self.pair(i, j)
             back[j] = i
 
-    def _renamed(self) -> dict[str, str]:
+    def _find_renamed_modules(self) -> dict[str, str]:
         found: dict[str, str] = {}
         for i, j in sorted(self.found.items()):
             x, y = self.target.kinds[i], self.golden.kinds[j]
@@ -293,7 +293,7 @@ class Matcher(CallPairs):
                     self.pair(i, others.pop())
 
 
-def _added(tree: Tree) -> dict[tuple[int, int], int]:
+def _find_gradient_accumulations(tree: Tree) -> dict[tuple[int, int], int]:
     """(backward record, place among what it gives out) -> the call that adds that gradient to a buffer."""
     side, found = tree.side, dict[tuple[int, int], int]()
     for op, kind in enumerate(tree.kinds):

@@ -13,7 +13,7 @@ from msprobe_engine.align.calls.structure import Aligned, Structure
 from msprobe_engine.align.frameworks.canonical import Terms, near, of_row
 from msprobe_engine.align.frameworks.common_terms import CommonSide, CommonTree
 from msprobe_engine.align.frameworks.groups import Group, Grouped, Grouping
-from msprobe_engine.align.parallel.micro_batches import add_rows, begin
+from msprobe_engine.align.parallel.micro_batches import add_rows, append_record
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 _WORDS = {INPUT: ".input", PARAMETERS: ".parameters", OUTPUT: ".output", PARAMETERS_GRAD: ".gradient"}
@@ -42,7 +42,7 @@ class _Record:
     quiet: str = ""
 
 
-def aligned(target: DumpTable, golden: DumpTable) -> Aligned:
+def align_frameworks(target: DumpTable, golden: DumpTable) -> Aligned:
     """Align two sides of different frameworks; the trees of the result have sides of their own (`CommonSide`)."""
     first, second = Terms(target, golden.framework), Terms(golden, target.framework)
     grouped = Grouping(first, second).run()
@@ -93,7 +93,7 @@ def _rebuilt(terms: Terms, at: int, records: Sequence[_Record]) -> CommonSide:
     made.stacks, made.construct, made.files = side.stacks, side.construct, side.files
     places: dict[int, str] = {}
     for number, record in enumerate(records):
-        begin(made, side, record.main)
+        append_record(made, side, record.main)
         made.members.append(record.ops)
         if record.quiet:
             made.quiet.add(number)
@@ -188,14 +188,14 @@ def rows_of(first: Terms, second: Terms, group: Group) -> list[Joined]:
     """The rows of a group; rows that nothing belongs to are left out."""
     sides, ops = (first, second), (group.mine, group.theirs)
     found: list[Joined] = []
-    entering = [_entering(side, some) for side, some in zip(sides, ops)]
-    found += _paired(first, second, INPUT, entering[0], entering[1])
+    entering = [_find_group_inputs(side, some) for side, some in zip(sides, ops)]
+    found += _pair_rows(first, second, INPUT, entering[0], entering[1])
     found += _arguments(first, second, group)
     for role in (PARAMETERS, PARAMETERS_GRAD):
         found += _by_name(first, second, role, group)
-    leaving = [_leaving(side, some) for side, some in zip(sides, ops)]
+    leaving = [_find_group_outputs(side, some) for side, some in zip(sides, ops)]
     back = first.direction(group.mains[0]) == "backward"
-    return found + _paired(first, second, OUTPUT, leaving[0], leaving[1], sums=back)
+    return found + _pair_rows(first, second, OUTPUT, leaving[0], leaving[1], sums=back)
 
 
 def _arguments(first: Terms, second: Terms, group: Group) -> list[Joined]:
@@ -216,7 +216,7 @@ def _arguments(first: Terms, second: Terms, group: Group) -> list[Joined]:
     return found
 
 
-def _entering(side: Terms, ops: Sequence[int]) -> list[int]:
+def _find_group_inputs(side: Terms, ops: Sequence[int]) -> list[int]:
     """Tensors that go in from outside, each once."""
     if len(ops) == 1:
         return side.rows(ops[0], INPUT)
@@ -229,7 +229,7 @@ def _entering(side: Terms, ops: Sequence[int]) -> list[int]:
     return found
 
 
-def _leaving(side: Terms, ops: Sequence[int]) -> list[int]:
+def _find_group_outputs(side: Terms, ops: Sequence[int]) -> list[int]:
     """Tensors that come out and do not go into another call of the group."""
     if len(ops) == 1:
         return side.rows(ops[0], OUTPUT)
@@ -251,12 +251,12 @@ def _by_name(first: Terms, second: Terms, role: int, group: Group) -> list[Joine
                 found.setdefault(of_row(side, row, side.side.ops[op]), []).append(row)
     joined = []
     for name in [name for name in names[0] if name in names[1]]:
-        joined += _paired(first, second, role, names[0].pop(name), names[1].pop(name))
+        joined += _pair_rows(first, second, role, names[0].pop(name), names[1].pop(name))
     rest = [[row for rows in found.values() for row in rows] for found in names]
-    return joined + _paired(first, second, role, rest[0], rest[1])
+    return joined + _pair_rows(first, second, role, rest[0], rest[1])
 
 
-def _paired(first: Terms, second: Terms, role: int, mine: list[int], theirs: list[int], sums: bool = False) -> list[Joined]:
+def _pair_rows(first: Terms, second: Terms, role: int, mine: list[int], theirs: list[int], sums: bool = False) -> list[Joined]:
     """By size; of one size in order, unless the numbers say another order.
 
     `sums`: where one side has more of them, they may be parts of what the other side has as a sum; then the numbers decide.
@@ -267,7 +267,7 @@ def _paired(first: Terms, second: Terms, role: int, mine: list[int], theirs: lis
     for size in dict.fromkeys(sizes):
         a = [row for row in mine if first.size(row) == size]
         b = [row for row in theirs if second.size(row) == size]
-        pairs = _ordered(first, second, a, b)
+        pairs = _order_pairs_by_numbers(first, second, a, b)
         if sums and len(a) != len(b):
             pairs = [pair for pair in pairs if _near(first, second, pair)]
         found += [Joined(role, (x,), (y,)) for x, y in pairs]
@@ -293,7 +293,7 @@ def _parts(side: Terms, other: Terms, row: int, rows: list[int]) -> tuple[int, .
     return parts if len(parts) > 1 and sum(other.size(one) for one in parts) == side.size(row) else ()
 
 
-def _ordered(first: Terms, second: Terms, a: list[int], b: list[int]) -> list[tuple[int, int]]:
+def _order_pairs_by_numbers(first: Terms, second: Terms, a: list[int], b: list[int]) -> list[tuple[int, int]]:
     plain = list(zip(a, b))
     alike = sum(_near(first, second, pair) for pair in plain)
     if not plain or alike == len(plain) == max(len(a), len(b)) or max(len(a), len(b)) > _MOST:

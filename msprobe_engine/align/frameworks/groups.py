@@ -94,13 +94,13 @@ class Grouping:
         """Align two lists; `nested`: they are of one module, where the order of what computes nothing says which is which."""
         spans = [(x, y)]
         for level in LEVELS:
-            spans = [cut for span in spans for cut in self._cut(*span, level)]
+            spans = [cut for span in spans for cut in self._pair_equal_units(*span, level)]
         self._elsewhere(x, y)
         spans = [([u for u in a if u.main not in self._used[0]], [u for u in b if u.main not in self._used[1]]) for a, b in spans]
         for span in spans:
-            parts = list(self._cut(*span, moved_by_numbers))
+            parts = list(self._pair_equal_units(*span, moved_by_numbers))
             if nested:
-                parts = [cut for part in parts for cut in self._cut(*part, moved_by_shape)]
+                parts = [cut for part in parts for cut in self._pair_equal_units(*part, moved_by_shape)]
             self._rest([unit for part in parts for unit in part[0]], [unit for part in parts for unit in part[1]], nested)
 
     def _elsewhere(self, x: list[Unit], y: list[Unit]) -> None:
@@ -115,7 +115,7 @@ class Grouping:
                 if others:
                     self._pair((unit,), (others.pop(0),))
 
-    def _cut(self, x: list[Unit], y: list[Unit], level: Key) -> Iterator[tuple[list[Unit], list[Unit]]]:
+    def _pair_equal_units(self, x: list[Unit], y: list[Unit], level: Key) -> Iterator[tuple[list[Unit], list[Unit]]]:
         """Pair what is the same at a level; what lies between."""
         if not x or not y:
             yield x, y
@@ -136,15 +136,15 @@ class Grouping:
 
     def _rest(self, x: list[Unit], y: list[Unit], nested: bool) -> None:
         """What no level has matched between two pairs."""
-        if x and y and self._opened(x, y, nested):
+        if x and y and self._match_without_wrappers(x, y, nested):
             return
         moving = [[unit for unit in some if side.moves(unit.main)] for side, some in zip(self._sides, (x, y))]
         x, y = self._quiet(0, x), self._quiet(1, y)
-        x, y = x or self._moving(0, moving[0], y), y or self._moving(1, moving[1], x)
+        x, y = x or self._restore_moving_calls(0, moving[0], y), y or self._restore_moving_calls(1, moving[1], x)
         if not x or not y:
             return
         start, other = 0, 0
-        for i, j in self._agreeing(x, y):
+        for i, j in self._find_agreeing_units(x, y):
             self._pair(x[start : i + 1], y[other : j + 1])
             start, other = i + 1, j + 1
         x, y = x[start:], y[other:]
@@ -155,7 +155,7 @@ class Grouping:
             else:
                 self._pair(x, y)
 
-    def _opened(self, x: list[Unit], y: list[Unit], nested: bool) -> bool:
+    def _match_without_wrappers(self, x: list[Unit], y: list[Unit], nested: bool) -> bool:
         """Take away modules around calls that the other side makes without them, if that shows calls that are the same."""
         inner = [self._inner(side, some) for side, some in zip(self._sides, (x, y))]
         ways = []
@@ -194,7 +194,7 @@ class Grouping:
                 kept.append(unit)
         return kept
 
-    def _moving(self, at: int, some: list[Unit], others: list[Unit]) -> list[Unit]:
+    def _restore_moving_calls(self, at: int, some: list[Unit], others: list[Unit]) -> list[Unit]:
         """Calls that only hand on elements, where the other side has a name for just that (an embedding is rows of a table)."""
         found = []
         for unit in some:
@@ -204,7 +204,7 @@ class Grouping:
                 break
         return found
 
-    def _agreeing(self, x: list[Unit], y: list[Unit]) -> list[tuple[int, int]]:
+    def _find_agreeing_units(self, x: list[Unit], y: list[Unit]) -> list[tuple[int, int]]:
         """Places where both sides have the same numbers, ascending."""
         found: list[tuple[int, int]] = []
         if len(x) * len(y) > _LARGEST:

@@ -72,7 +72,7 @@ class ApiMapping:
     def record_name(self, name: str, known: frozenset[str]) -> str:
         """What a record is called on the golden side, whose functions are `known`."""
         entry = self._entry(name, known)
-        return self._renamed(name) if entry is None else name.replace(entry.target, entry.golden, 1)
+        return self._rename_function(name) if entry is None else name.replace(entry.target, entry.golden, 1)
 
     def row_names(self, names: Sequence[str], records: Sequence[str], golden: DumpTable) -> list[str]:
         """What rows are called on the golden side, one per row; a row that an entry does not list gets a name that matches nothing.
@@ -85,19 +85,19 @@ class ApiMapping:
         found = []
         for name, record in zip(names, records):
             entry = self._entry(record, known)
-            found.append(self._renamed(name) if entry is None else self._placed(entry, name))
+            found.append(self._rename_function(name) if entry is None else self._rename_by_entry(entry, name))
         return found
 
     def _entry(self, record: str, known: frozenset[str]) -> Entry | None:
         entry = self.entries.get(function_of(record))
         return entry if entry is not None and entry.golden in known else None
 
-    def _renamed(self, name: str) -> str:
+    def _rename_function(self, name: str) -> str:
         kind, _, rest = name.partition(".")
         function, dot, tail = rest.partition(".")
         return f"{in_pytorch(kind, function)}{dot}{tail}" if dot else name
 
-    def _placed(self, entry: Entry, name: str) -> str:
+    def _rename_by_entry(self, entry: Entry, name: str) -> str:
         name = name.replace(entry.target, entry.golden, 1)
         for kind, words in _KINDS.items():
             for word in words:
@@ -134,7 +134,7 @@ def _entries(content: Any) -> list[Entry]:
     return [_entry_of(item, at) for at, item in enumerate(content)]
 
 
-def _shown(item: Any) -> str:
+def _shorten_entry(item: Any) -> str:
     """Text of an entry that is none; the text of a few nested aliases may be gigabytes."""
     if isinstance(item, Mapping):
         item = {key: value if isinstance(value, str) else type(value).__name__ for key, value in list(item.items())[:9]}
@@ -143,7 +143,7 @@ def _shown(item: Any) -> str:
 
 def _entry_of(item: Any, at: int) -> Entry:
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("ms_api", "pt_api")):
-        raise UsageError(f"compare: entry {at} of the api mapping is {_shown(item)}; it needs the names ms_api and pt_api")
+        raise UsageError(f"compare: entry {at} of the api mapping is {_shorten_entry(item)}; it needs the names ms_api and pt_api")
     places = {}
     for kind in _KINDS:
         mine, other = (_positions(item, f"{side}_{kind}", at) for side in ("ms", "pt"))

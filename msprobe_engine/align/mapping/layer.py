@@ -70,7 +70,7 @@ def partners_by_layer(target: DumpTable, golden: DumpTable, source: Any) -> list
         index = counts.get((scope, state), 0)
         counts[scope, state] = index + 1
         if scope not in converted:
-            converted[scope] = first.converted(scope, rules)
+            converted[scope] = first.convert_path(scope, rules)
         others = places.get((converted[scope], state), ())
         found.append(others[index] if index < len(others) else -1)
     return found
@@ -117,7 +117,7 @@ class _Layers:
         index: dict[str, int] = {}
         for op, name in enumerate(side.ops):
             index[name] = op
-            scope, state, cls = self._read(name)
+            scope, state, cls = self._parse_record(name)
             self.scopes.append(scope)
             self.states.append(state)
             classes.append(cls)
@@ -132,7 +132,7 @@ class _Layers:
         for scope, cls in zip(self.scopes, classes):
             self.classes[scope] = cls
 
-    def _read(self, name: str) -> tuple[str, str, str]:
+    def _parse_record(self, name: str) -> tuple[str, str, str]:
         """(path, direction, class) of a record."""
         parts = name.split(".")
         if parts[-1] == "parameters_grad" or (len(parts) > 1 and parts[-2] == "parameters_grad"):
@@ -196,7 +196,7 @@ class _Layers:
                     break
         return found
 
-    def converted(self, scope: str, rules: Rules) -> str:
+    def convert_path(self, scope: str, rules: Rules) -> str:
         """The path with names of the golden side."""
         parts = scope.split(".")
         new = [TOP]

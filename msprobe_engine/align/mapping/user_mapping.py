@@ -71,7 +71,7 @@ class Mappings:
             self.apply(side, golden.get(rank, golden[min(golden)]))
 
 
-def lost(before: Mapping[int, DumpTable], after: Mapping[int, DumpTable]) -> list[str]:
+def describe_lost_mapping(before: Mapping[int, DumpTable], after: Mapping[int, DumpTable]) -> list[str]:
     """A sentence when sides that a mapping was applied to were put together into some that know nothing of it."""
     mapped = any(side.aliases is not side.ops for side in before.values())
     return [_UNMAPPED] if mapped and not any(side.aliases is not side.ops for side in after.values()) else []
@@ -92,7 +92,7 @@ def _by_rows(names: list[str], places: dict[int, str], target: DumpTable, golden
                 places[row] = its[len(golden.ops[other]) :]
 
 
-def proposed(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]:
+def propose_mapping(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]:
     """Modules of the target (``path.Class``) -> what they are called on the golden side, where no mapping has said so; a cell mapping,
     the outermost modules first."""
     found: dict[str, str] = {}

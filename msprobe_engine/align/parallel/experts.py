@@ -87,14 +87,14 @@ def _exchange(side: DumpTable) -> tuple[int, ...]:
     return best
 
 
-def gathered(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
+def gather_experts(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
     """The ranks of a run, with the records of all experts of a group on its first rank."""
     found = dict(sides)
     for group in groups(sides):
         trees = [Tree(sides[rank]) for rank in group]
         moves = [_moves(tree) for tree in trees]
         counts = [experts_of(tree.side) for tree in trees]
-        found[group[0]] = _woven(group, trees, moves, [sum(counts[:at]) for at in range(len(counts))])
+        found[group[0]] = _merge_expert_records(group, trees, moves, [sum(counts[:at]) for at in range(len(counts))])
         for rank, tree, moved in zip(group[1:], trees[1:], moves[1:]):
             left = {op for ops in moved.values() for op in ops}
             found[rank] = micro_batches.subset(tree.side, [op for op in range(len(tree.side.ops)) if op not in left])
@@ -132,15 +132,17 @@ def _path(name: str) -> str:
     return parsed.path if isinstance(parsed, (names.ModuleName, names.ParametersGradName)) else ""
 
 
-def _woven(group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[Place, list[int]]], starts: Sequence[int]) -> DumpTable:
+def _merge_expert_records(
+    group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[Place, list[int]]], starts: Sequence[int]
+) -> DumpTable:
     """The first rank of a group with the experts of the others behind its own; in the backward pass before them."""
 
-    def renumbered(start: int, path: str) -> str:
+    def renumber_expert(start: int, path: str) -> str:
         found = EXPERT.match(path)
         return path if found is None else f"{found['before']}.{int(found['number']) + start}{path[found.end() :]}"
 
     sources = [
-        Source(rank, rank, tree.side, lambda path, start=start: renumbered(start, path))  # type: ignore[misc]
+        Source(rank, rank, tree.side, lambda path, start=start: renumber_expert(start, path))  # type: ignore[misc]
         for rank, tree, start in zip(group, trees, starts)
     ]
     weaver = RecordMerger(sources, _Others())
@@ -158,11 +160,11 @@ def _woven(group: Sequence[int], trees: Sequence[Tree], moves: Sequence[Mapping[
         before.setdefault(spot, []).extend(others)
     for op in range(len(trees[0].side.ops) + 1):
         for at, other in before.get(op, ()):
-            weaver.put(at, other, weaver.renamed(at, trees[at].side.ops[other]))
+            weaver.append_record(at, other, weaver.rename_record(at, trees[at].side.ops[other]))
         if op < len(trees[0].side.ops):
-            weaver.put(0, op, weaver.renamed(0, trees[0].side.ops[op]))
+            weaver.append_record(0, op, weaver.rename_record(0, trees[0].side.ops[op]))
     gone = [{trees[at].side.ops[op] for ops in some.values() for op in ops} for at, some in enumerate(moves)]
-    return weaver.finished(lambda at, name: at == 0 or name in gone[at])
+    return weaver.finish_table(lambda at, name: at == 0 or name in gone[at])
 
 
 class _Others:
@@ -234,10 +236,10 @@ def tokens(ours: Sequence[tuple[list[int], Floats]], theirs: Sequence[tuple[list
     whole = [max(totals) if n == at else size for n, size in enumerate(shapes[0])]
     if totals[0] != totals[1]:
         return Tokens(None, None, whole, len(ours))
-    return Tokens(weighted(ours), weighted(theirs), whole, len(ours))
+    return Tokens(merge_weighted(ours), merge_weighted(theirs), whole, len(ours))
 
 
-def weighted(some: Sequence[tuple[list[int], Floats]]) -> Floats:
+def merge_weighted(some: Sequence[tuple[list[int], Floats]]) -> Floats:
     """Max, Min, Mean, Norm, float64 (4,), of pieces of different sizes; of those that have elements."""
     sizes = np.array([math.prod(shape) for shape, _ in some], np.float64)
     stats = np.array([four for _, four in some])[sizes > 0]
@@ -260,11 +262,11 @@ def together(
     """
     found = False
     if stages.signature(target, golden) != stages.signature(golden, target):
-        target, golden = stages.joined(target, golden, problems, notes), stages.joined(golden, target, problems, notes)
+        target, golden = stages.merge_pipelines(target, golden, problems, notes), stages.merge_pipelines(golden, target, problems, notes)
         found = True
     elif min(len(target), len(golden)) > 1:
         target, golden = (stages.without_passes_for_shapes(*sides, notes) for sides in ((target, golden), (golden, target)))
     held = [experts_of(side[min(side)]) for side in (target, golden)]
     if all(held) and held[0] != held[1]:
-        target, golden, found = gathered(target), gathered(golden), True
+        target, golden, found = gather_experts(target), gather_experts(golden), True
     return target, golden, found

@@ -55,12 +55,12 @@ class RecordMerger:
         self._numbers: dict[tuple[object, ...], int] = {}
         self._next: dict[tuple[str, ...], int] = {}
 
-    def put(self, at: int, op: int, name: str, begun: tuple[DumpTable, int] | None = None, backward: bool = False) -> None:
+    def append_record(self, at: int, op: int, name: str, begun: tuple[DumpTable, int] | None = None, backward: bool = False) -> None:
         """Add a record at the end.
 
         Args:
             at: which source.
-            name: as `renamed` gives it.
+            name: as `rename_record` gives it.
             begun: another record that has what went in; None: this one.
             backward: made in a backward pass. A gradient that another rank has sent is said to require one; that tells nothing.
         """
@@ -68,7 +68,7 @@ class RecordMerger:
         side = source.side
         start, place = len(whole.name), len(whole.ops)
         first, other = begun or (side, op)
-        micro_batches.begin(whole, side, op)
+        micro_batches.append_record(whole, side, op)
         micro_batches.add_rows(whole, first, range(first.rows(other).start, _first_output(first, other)))
         middle = len(whole.name)
         micro_batches.add_rows(whole, side, range(_first_output(side, op), side.rows(op).stop))
@@ -82,7 +82,7 @@ class RecordMerger:
             if backward:
                 whole.requires_grad[row] = None
 
-    def renamed(self, at: int, name: str) -> str:
+    def rename_record(self, at: int, name: str) -> str:
         """The name of a record in the whole: path of the whole model, calls counted over all sources."""
         source = self._sources[at]
         parsed = names.parse(name)
@@ -105,7 +105,7 @@ class RecordMerger:
             self._next[kind] = self._numbers[key] + 1
         return self._numbers[key]
 
-    def finished(self, owns: Callable[[int, str], bool], around: Mapping[str, str] | None = None) -> DumpTable:
+    def finish_table(self, owns: Callable[[int, str], bool], around: Mapping[str, str] | None = None) -> DumpTable:
         """The side, with call stacks and places in the tree under the new names.
 
         Args:
@@ -119,11 +119,11 @@ class RecordMerger:
             for name, node in source.side.construct.items():
                 if owns(at, name):
                     parent = node[0] if isinstance(node, list) and node else node
-                    new = self.renamed(at, parent) if isinstance(parent, str) else parent
-                    construct.setdefault(self.renamed(at, name), [new, *node[1:]] if isinstance(node, list) and node else new)
+                    new = self.rename_record(at, parent) if isinstance(parent, str) else parent
+                    construct.setdefault(self.rename_record(at, name), [new, *node[1:]] if isinstance(node, list) and node else new)
             for name, lines in source.side.stacks.items():
                 if owns(at, name):
-                    stacks.setdefault(self.renamed(at, name), lines)
+                    stacks.setdefault(self.rename_record(at, name), lines)
         construct.update(around or {})
         side.construct, side.stacks = construct, stacks
         known: dict[Any, Any] = {}

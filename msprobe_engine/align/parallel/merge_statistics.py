@@ -48,7 +48,7 @@ def times(shape: Sequence[int], first: Sequence[int], second: Sequence[int], n: 
     return [size * n if d == at else size for d, size in enumerate(shape)]
 
 
-def padded(first: Any, second: Any, pieces: int) -> bool:
+def is_padded(first: Any, second: Any, pieces: int) -> bool:
     """One dimension of the first, times at most `pieces`, is a bit more than the whole of the second, or a bit less: one of the two is
     filled up to a round number. In other dimensions one may be a piece of the other."""
     if not (isinstance(first, list) and isinstance(second, list)) or len(first) != len(second):
@@ -68,12 +68,12 @@ def fills_up(first: Any, second: Any) -> bool:
     return bool(0 < small < large <= small + max(1024, small // 8))
 
 
-def needed(shape: Sequence[int], whole: Sequence[int]) -> int:
+def count_pieces(shape: Sequence[int], whole: Sequence[int]) -> int:
     """How many pieces of a shape make the whole."""
     return math.prod(w // s for s, w in zip(shape, whole) if s)
 
 
-def merged(stats: Floats) -> Floats:
+def merge_pieces(stats: Floats) -> Floats:
     """float64 (pieces, 4) of Max, Min, Mean, Norm of pieces of one size -> those four of the whole."""
     with np.errstate(all="ignore"):
         return np.array((stats[:, 0].max(), stats[:, 1].min(), stats[:, 2].mean(), np.sqrt(np.square(stats[:, 3]).sum())))
@@ -119,10 +119,10 @@ def divisors(n: int) -> list[int]:
 def wholes(pieces: Floats, need: int) -> Iterator[tuple[list[list[int]], list[Floats]]]:
     """Each grouping, and the whole of each of its replicas."""
     for way in groupings(len(pieces), need):
-        yield way, [merged(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
+        yield way, [merge_pieces(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
 
 
-def reduced(pieces: Floats, need: int) -> Floats | None:
+def merge_replicas(pieces: Floats, need: int) -> Floats | None:
     """The whole, when all its replicas say the same."""
     if not len(pieces) or not need or len(pieces) % need:
         return None
@@ -166,7 +166,7 @@ def zeros_elsewhere(pieces: Floats, golden: Floats, agrees: float) -> Floats | N
     tensor. None: it is not what the golden side has."""
     for count in divisors(len(pieces))[1:]:
         for way in groupings(len(pieces), count):
-            made = [merged(pieces[members]) for members in way]
+            made = [merge_pieces(pieces[members]) for members in way]
             for one, members in zip(made, way):
                 one[2] = pieces[members, 2].sum()
             if all(distance(one, golden) <= agrees for one in made):
@@ -238,13 +238,13 @@ def together(target: Floats, shape: Sequence[int], golden: Floats, there: Sequen
     least = whole_shape(list(shape), list(there))
     if least is None or 0 in least:
         return None
-    first, second = needed(shape, least), needed(there, least)
+    first, second = count_pieces(shape, least), count_pieces(there, least)
     maybe: Cut | None = None
     for n in [times_cut] if times_cut else divisors(max(len(target) // first, len(golden) // second, 1)):
         need, other = n * first, n * second
         if need > len(target) or other > len(golden) or len(target) % need or len(golden) % other:
             continue
-        value, right = reduced(target, need), reduced(golden, other)
+        value, right = merge_replicas(target, need), merge_replicas(golden, other)
         sure = right is not None and (other < len(golden) or n == 1 or bool(times_cut))
         found = Cut(times(least, shape, there, n), need, other, value, right, n, sure)
         if times_cut or sure or (value is not None and (right is not None or need < len(target))):
@@ -268,7 +268,7 @@ def filled_up(target: Floats, shape: Sequence[int], golden: Floats, there: Seque
     for need in divisors(len(target)):
         for second in divisors(len(golden)):
             ours, theirs = a * need, b * second
-            value, right = reduced(target, need), reduced(golden, second)
+            value, right = merge_replicas(target, need), merge_replicas(golden, second)
             if value is None or right is None or not (0.5 < ours / theirs < 2.0) or (need > 1 and a * (need - 1) >= theirs):
                 continue
             large, small = (value, right) if ours > theirs else (right, value)

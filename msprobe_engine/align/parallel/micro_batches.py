@@ -15,7 +15,7 @@ from typing import TypeVar
 from msprobe_engine.align.calls.call_tree import ROOT, Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import pipeline_schedule
-from msprobe_engine.align.parameters.prefixes import unwrapped
+from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
@@ -34,7 +34,7 @@ class Piece:
     side: DumpTable
 
 
-def cut(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[Piece]:
+def cut_into_micro_batches(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[Piece]:
     """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
     reference = _counts(other[min(other)])
     theirs = pipeline_schedule.passes(other[min(other)])
@@ -79,7 +79,7 @@ def _counts(side: DumpTable) -> Counter[Kind]:
 
 def _kinds(tree: Tree) -> list[Kind]:
     """`Tree.kinds`, without what a wrapper around the model puts before the paths of modules."""
-    return [(*kind[:2], unwrapped(kind[2]), kind[3]) if len(kind) == 4 else kind for kind in tree.kinds]
+    return [(*kind[:2], strip_wrappers(kind[2]), kind[3]) if len(kind) == 4 else kind for kind in tree.kinds]
 
 
 def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
@@ -167,11 +167,11 @@ def subset(side: DumpTable, ops: Iterable[int]) -> DumpTable:
 
 def append(part: DumpTable, side: DumpTable, op: int) -> None:
     """Add a record of another side at the end."""
-    begin(part, side, op)
+    append_record(part, side, op)
     add_rows(part, side, side.rows(op))
 
 
-def begin(part: DumpTable, side: DumpTable, op: int) -> None:
+def append_record(part: DumpTable, side: DumpTable, op: int) -> None:
     """Add a record of another side at the end, without its rows."""
     at = len(part.ops)
     part.ops.append(side.ops[op])
@@ -197,14 +197,14 @@ def add_rows(part: DumpTable, side: DumpTable, rows: range) -> None:
     part.data_name += side.data_name[span]
     for row in rows:
         new = start + row - rows.start
-        _take(part.nonfloat_stats, side.nonfloat_stats, new, row)
-        _take(part.values, side.values, new, row)
-        _take(part.nans, side.nans, new, row)
-        _take(part.infs, side.infs, new, row)
-        _take(part.extra, side.extra, new, row)
+        _copy_value(part.nonfloat_stats, side.nonfloat_stats, new, row)
+        _copy_value(part.values, side.values, new, row)
+        _copy_value(part.nans, side.nans, new, row)
+        _copy_value(part.infs, side.infs, new, row)
+        _copy_value(part.extra, side.extra, new, row)
     part.offsets[-1] = len(part.name)
 
 
-def _take(here: dict[int, T], there: dict[int, T], new: int, row: int) -> None:
+def _copy_value(here: dict[int, T], there: dict[int, T], new: int, row: int) -> None:
     if row in there:
         here[new] = there[row]

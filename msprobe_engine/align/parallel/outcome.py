@@ -71,7 +71,7 @@ class GlobalTensors:
     factor: float = 1.0
     sure: bool = False
 
-    def turned(self, partners: Mapping[int, int], producers: Producers) -> GlobalTensors:
+    def swap_sides(self, partners: Mapping[int, int], producers: Producers) -> GlobalTensors:
         """The same with the sides changed over. `partners`: row of the target -> row of the golden side."""
         structure = Structure(
             sorted((b, a) for a, b in self.structure.pairs),

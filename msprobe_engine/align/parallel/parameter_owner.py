@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.longest_common import align
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.align.parameters.prefixes import unwrapped
+from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
 Owner = tuple[str, str]
@@ -51,12 +51,12 @@ def owners_and_tensors(tree: Tree, users: Mapping[int, str] | None = None) -> tu
     known: dict[Mark, Owner | None] = {}
     for op, kind in enumerate(tree.kinds):
         if len(kind) == 4:
-            _named(side, op, kind, known)
+            _learn_named_owners(side, op, kind, known)
         elif users and op in users:
             for row in side.rows(op):
                 place = side.name[row][len(side.ops[op]) + 1 :]
                 if place.startswith("output.") if kind[0] == "backward" else tree.takes_parameter(row):
-                    _know(known, mark(side, row), (users[op], place))
+                    _learn_owner(known, mark(side, row), (users[op], place))
     calls = [(op, marks) for op in range(tree.first_backward, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
     found: dict[int, Owner] = {}
     for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
@@ -104,17 +104,17 @@ def _marks(side: DumpTable, op: int) -> list[Mark]:
 
 def owner_of(side: DumpTable, row: int, kind: Kind) -> Owner:
     """The parameter that a row of a module's record is of, or the gradient of, whatever is around the model; `kind`: of the record."""
-    return unwrapped(kind[2]), side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
+    return strip_wrappers(kind[2]), side.name[row][len(side.ops[side.op[row]]) + 1 :].removeprefix("parameters.")
 
 
-def _named(side: DumpTable, op: int, kind: Kind, known: dict[Mark, Owner | None]) -> None:
+def _learn_named_owners(side: DumpTable, op: int, kind: Kind, known: dict[Mark, Owner | None]) -> None:
     """What the record of a module shows by name."""
     for row in side.rows(op):
         if side.role[row] in (PARAMETERS, PARAMETERS_GRAD):
-            _know(known, mark(side, row), owner_of(side, row, kind))
+            _learn_owner(known, mark(side, row), owner_of(side, row, kind))
 
 
-def _know(known: dict[Mark, Owner | None], one: Mark | None, owner: Owner) -> None:
+def _learn_owner(known: dict[Mark, Owner | None], one: Mark | None, owner: Owner) -> None:
     """Equal tensors of two parameters tell nothing."""
     if one is not None:
         known[one] = owner if known.get(one, owner) == owner else None
@@ -124,7 +124,7 @@ def _in_place(call: str) -> bool:
     return call.endswith("_") and not call.startswith("__")
 
 
-def rematched(
+def rematch_by_owner(
     structure: Structure, target: Tree, golden: Tree, ours: Mapping[int, str] | None = None, others: Mapping[int, str] | None = None
 ) -> Structure:
     """The same, where calls that belong to a parameter are matched with calls of the same kind for the same parameter.
@@ -181,7 +181,7 @@ def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structur
         return structure
     mine = {} if target.has_modules else {i: target.side.ops[i] for i, _ in structure.pairs if i <= behind[0]}
     theirs = {j: mine[i] for i, j in structure.pairs if i in mine}
-    found = rematched(structure, target, golden, mine, theirs)
+    found = rematch_by_owner(structure, target, golden, mine, theirs)
     pairs, left = list(found.pairs), dict[Kind, list[int]]()  # calls that nobody knows the parameter of: one after the other
     for j in found.only_golden:
         if j > behind[1]:

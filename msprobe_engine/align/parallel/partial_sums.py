@@ -64,7 +64,7 @@ class PartialSumTracker:
         self._several = max(self._a.micro, self._b.micro) > 1
         self._running: set[bytes] = set()
         self._owned = parameter_owner.owners(self._a.tree)
-        matched = parameter_owner.rematched(Matcher(self._a.tree, self._b.tree).run(one_batch=False), self._a.tree, self._b.tree)
+        matched = parameter_owner.rematch_by_owner(Matcher(self._a.tree, self._b.tree).run(one_batch=False), self._a.tree, self._b.tree)
         self._structure = expected_differences.without_collectives(matched, self._a.tree, self._b.tree, self._owned)
         self._producers, self._golden_producers = Tree(first).producers, Tree(second).producers
         self._golden_extra = set(self._structure.only_golden)
@@ -89,7 +89,7 @@ class PartialSumTracker:
             return op < self._first_backward
         return self._passes[op] != pipeline_schedule.TAIL and self._passes[op][1] == pipeline_schedule.FORWARD
 
-    def begin(self, whole: GlobalTensors) -> None:
+    def reset_tracking(self, whole: GlobalTensors) -> None:
         """Forget what was seen. `whole`: what the rows are put into."""
         self._whole = whole
         self._parts: dict[bytes, int] = {}
@@ -178,7 +178,7 @@ class PartialSumTracker:
         alike = self._a.first.shape[i] == self._b.first.shape[j] and isinstance(self._a.first.shape[i], list)
         if not self._several or not alike or len(pieces) != len(others) or len(pieces) < 2:
             return None
-        return merge_statistics.merged(pieces / self._whole.factor), merge_statistics.merged(others)
+        return merge_statistics.merge_pieces(pieces / self._whole.factor), merge_statistics.merge_pieces(others)
 
     @cached_property
     def _way_of_shares(self) -> tuple[int, int, float] | None:
@@ -200,13 +200,13 @@ class PartialSumTracker:
         """Statistics of a parameter's gradient whose pieces are shares of a sum: their means add up, and nothing is known of the rest. None
         where they are no shares."""
         ours, theirs = self._a.members(i, True)[0], self._b.members(j, True)[0]
-        wholes = merge_statistics.reduced(ours, 1), merge_statistics.reduced(theirs, 1)
+        wholes = merge_statistics.merge_replicas(ours, 1), merge_statistics.merge_replicas(theirs, 1)
         if wholes[0] is not None and wholes[1] is not None and merge_statistics.distance(wholes[0], wholes[1]) <= self._agrees:
             return None
         if self._gradients_are_whole or self._way_of_shares is None or (means := self._means(i, j)) is None:
             return None
         k, at, n = self._way_of_shares
-        golden = merge_statistics.merged(theirs)
+        golden = merge_statistics.merge_pieces(theirs)
         target = golden.copy()
         target[2], golden[2] = means.target[k] / n, means.golden[at]
         return target, golden
@@ -222,7 +222,7 @@ class PartialSumTracker:
         rows = [(i, j) for i, j in self._rows if self._a.first.role[i] == PARAMETERS_GRAD]
         alike = 0
         for i, j in rows:
-            mine, theirs = (merge_statistics.reduced(run.members(row, True)[0], 1) for run, row in ((self._a, i), (self._b, j)))
+            mine, theirs = (merge_statistics.merge_replicas(run.members(row, True)[0], 1) for run, row in ((self._a, i), (self._b, j)))
             if mine is not None and theirs is not None and self._a.first.shape[i] == self._b.first.shape[j]:
                 alike += merge_statistics.distance(mine / self._whole.factor, theirs) <= self._agrees
         return 2 * alike > len(rows)
@@ -251,7 +251,7 @@ class PartialSumTracker:
         for run, row in ((self._a, i), (self._b, j)):
             pieces, _ = run.members(row, False)
             last, _ = run.members(row, True)
-            need = merge_statistics.needed(run.first.shape[row], shape)
+            need = merge_statistics.count_pieces(run.first.shape[row], shape)
             if len(pieces) % need or len(last) % need:
                 return False
             means.append([pieces[:, 2].sum() / need, last[:, 2].sum() / need])

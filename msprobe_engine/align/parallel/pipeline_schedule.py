@@ -29,7 +29,7 @@ def segments(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment] | None
         chunk_of: path of a module -> which chunk of the model it is in.
     """
     told = _of_modules(tree, chunk_of) if tree.has_modules else _of_functions(tree)
-    return None if told is None else _filled(tree, told)
+    return None if told is None else _fill_gaps(tree, told)
 
 
 def whole(_path: str) -> int:
@@ -146,7 +146,7 @@ def _tops(tree: Tree) -> list[int]:
     return found
 
 
-def _filled(tree: Tree, told: Sequence[Segment | None]) -> list[Segment]:
+def _fill_gaps(tree: Tree, told: Sequence[Segment | None]) -> list[Segment]:
     """Records that nothing is said of, between what is known before and behind them."""
     found = list(told)
     inner = _inside_backward(tree, told)
@@ -157,16 +157,16 @@ def _filled(tree: Tree, told: Sequence[Segment | None]) -> list[Segment]:
         first = told[before] if before >= 0 else None
         then = told[after] if after < len(told) else None
         gap = range(before + 1, after)
-        cut = _cut(tree, gap, first, then, inner)
+        cut = _find_gap_boundary(tree, gap, first, then, inner)
         if first is not None and then is not None and then[1] == FORWARD:
-            cut = min(cut, gap.stop - _opening(tree.kinds, gap, places[0]))
+            cut = min(cut, gap.stop - _count_batch_preparation(tree.kinds, gap, places[0]))
         for at in gap:
             here = first if at < cut else then
             found[at] = here if here is not None else TAIL
     return [here if here is not None else TAIL for here in found]
 
 
-def _cut(tree: Tree, gap: range, first: Segment | None, then: Segment | None, inner: set[tuple[str, ...]]) -> int:
+def _find_gap_boundary(tree: Tree, gap: range, first: Segment | None, then: Segment | None, inner: set[tuple[str, ...]]) -> int:
     """Records of a gap before this one are of the segment before it."""
     if first is None:
         return gap.start
@@ -178,7 +178,7 @@ def _cut(tree: Tree, gap: range, first: Segment | None, then: Segment | None, in
     return next((at for at in gap if tree.kinds[at] not in inner and tree.kinds[at][0] != "parameters_grad"), gap.stop)
 
 
-def _opening(kinds: Sequence[Kind], gap: range, start: int) -> int:
+def _count_batch_preparation(kinds: Sequence[Kind], gap: range, start: int) -> int:
     """How many records at the end of a gap are the calls that precede the first pass, too (the batch is made for every micro batch).
     `start`: where the first pass begins."""
     both = zip(reversed(gap), reversed(range(start)))

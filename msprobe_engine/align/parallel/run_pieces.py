@@ -65,7 +65,7 @@ class Run:
         mine, theirs = updates(self.tree), updates(tree)
         other = {kind for kind in mine if mine[kind] != theirs[kind]}  # a rank leaves the norms of replicas to another
         self.various |= other
-        pairs = parameter_owner.rematched(Matcher(self.tree, tree).run(one_batch=False), self.tree, tree).pairs
+        pairs = parameter_owner.rematch_by_owner(Matcher(self.tree, tree).run(one_batch=False), self.tree, tree).pairs
         rows, _ = distances.paired_rows(self.first, side, pairs)
         return dict(rows)
 

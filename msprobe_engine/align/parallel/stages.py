@@ -22,7 +22,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import micro_batches, parameter_owner, pipeline_schedule, tied_embeddings
 from msprobe_engine.align.parallel.merge_records import RecordMerger, Source
 from msprobe_engine.align.parallel.pipeline_schedule import BACKWARD, TAIL, Segment
-from msprobe_engine.align.parameters.prefixes import unwrapped
+from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.core import names
 from msprobe_engine.formats.dump.collective_record import RECEIVES, SENDS, Groups, told_by
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
@@ -99,7 +99,9 @@ def chunks(side: DumpTable, other: DumpTable) -> int:
     return 1
 
 
-def joined(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], problems: list[str], notes: list[str]) -> dict[int, DumpTable]:
+def merge_pipelines(
+    sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], problems: list[str], notes: list[str]
+) -> dict[int, DumpTable]:
     """Each pipeline as one side, under its lowest rank; ranks of none as they are.
 
     Args:
@@ -124,7 +126,7 @@ def joined(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], probl
 
 
 def without_passes_for_shapes(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], notes: list[str]) -> dict[int, DumpTable]:
-    """The ranks of pipelines that are not put together, without their passes that are no training; the rest is as for `joined`."""
+    """The ranks of pipelines that are not put together, without their passes that are no training; the rest is as for `merge_pipelines`."""
     found = dict(sides)
     for some in pipelines(sides, other):
         stages = _stages({rank: sides[rank] for rank in some}, 1)
@@ -198,7 +200,7 @@ def _with_parameters(side: DumpTable) -> tuple[str, ...]:
     """Paths of the modules that show parameters, in the order of their first calls."""
     ops = dict.fromkeys(op for op, role in zip(side.op, side.role) if role == PARAMETERS)
     parsed = (names.parse(side.ops[op]) for op in ops)
-    return tuple(dict.fromkeys(unwrapped(one.path) for one in parsed if isinstance(one, names.ModuleName)))
+    return tuple(dict.fromkeys(strip_wrappers(one.path) for one in parsed if isinstance(one, names.ModuleName)))
 
 
 def _messages(side: DumpTable) -> Iterator[tuple[int, bool, int]]:
@@ -229,7 +231,7 @@ def _stages(sides: Mapping[int, DumpTable], chunks: int) -> list[Stage] | None:
     ranks = list(trees)
     blind = max(_blind(trees[rank].side, told[rank]) for rank in ranks[1:])
     if not any(tree.side.collectives for tree in trees.values()):
-        blind = max(_unfed(trees[a], told[a], trees[b], told[b]) for a, b in pairwise(ranks))
+        blind = max(_count_passes_before_input(trees[a], told[a], trees[b], told[b]) for a, b in pairwise(ranks))
     for chunk in range(chunks) if chunks > 1 else (-1,):
         for rank, tree in trees.items():
             found.append(Stage(rank, chunk, tree, _without_blind(tree, told[rank], blind)))
@@ -267,7 +269,7 @@ def _without_blind(tree: Tree, told: Sequence[Segment], blind: int) -> list[Segm
     return found
 
 
-def _unfed(before: Tree, told: Sequence[Segment], stage: Tree, mine: Sequence[Segment]) -> int:
+def _count_passes_before_input(before: Tree, told: Sequence[Segment], stage: Tree, mine: Sequence[Segment]) -> int:
     """Likewise, where no message is recorded: how many passes of a stage begin before one that takes in what the stage before gives out."""
     given = {mark for _, mark in _forward_marks(before, told, OUTPUT)} - {None}
     return min((number for number, mark in _forward_marks(stage, mine, INPUT) if mark in given), default=0)
@@ -318,7 +320,7 @@ class Joint:
         for at, ops in self._order():
             for op in ops:
                 self._record(at, op)
-        self.side = self._weaver.finished(lambda at, name: self._owns(self.stages[at], name), self._around)
+        self.side = self._weaver.finish_table(lambda at, name: self._owns(self.stages[at], name), self._around)
         tied_embeddings.mark(self.side, {stage.rank for stage in stages})
 
     def _containers(self) -> set[str]:
@@ -350,7 +352,7 @@ class Joint:
 
     def _record(self, at: int, op: int) -> None:
         tree = self.stages[at].tree
-        side, name = tree.side, self._weaver.renamed(at, tree.side.ops[op])
+        side, name = tree.side, self._weaver.rename_record(at, tree.side.ops[op])
         parsed = names.parse(name)
         self._keep_within(at, op, name)
         begun = (side, op)
@@ -360,7 +362,7 @@ class Joint:
                 return
             if name == self._within:
                 self._within = ""
-        self._weaver.put(at, op, name, begun, self.stages[at].segment[op][1] == BACKWARD)
+        self._weaver.append_record(at, op, name, begun, self.stages[at].segment[op][1] == BACKWARD)
 
     def _keep_within(self, at: int, op: int, name: str) -> None:
         """The backward call of a module across stages is over for a later stage before gradients are added up that one process adds up
@@ -375,7 +377,7 @@ class Joint:
             if self._within and top == op and tree.side.parent(tree.side.ops[op]) is None:
                 self._around[name] = self._within
         elif kind[0] == "backward" and self.stages[at].path(kind[2]) in self._across:
-            self._within = self._weaver.renamed(at, tree.side.ops[top])
+            self._within = self._weaver.rename_record(at, tree.side.ops[top])
 
     def _goes_on(self, at: int, direction: str, name: str, path: str) -> bool:
         """Does a later stage call this module too, for the same micro batch?"""

@@ -46,7 +46,7 @@ def _by_weights(side: DumpTable) -> None:
             holders.setdefault(known, set()).add(owner_of(side, row, kinds[side.op[row]]))
     shared = {owner for known, owners in holders.items() if len(stages[known]) > 1 for owner in owners}
     gradients = (row for row in range(len(side)) if shared and side.role[row] == PARAMETERS_GRAD)
-    _note(side, (row for row in gradients if owner_of(side, row, kinds[side.op[row]]) in shared))
+    _mark_shares(side, (row for row in gradients if owner_of(side, row, kinds[side.op[row]]) in shared))
 
 
 def _over_stages(side: DumpTable, op: int, ranks: set[int]) -> bool:
@@ -63,10 +63,10 @@ def _back(side: DumpTable, end: int, first: Mark) -> None:
             continue
         rows = side.rows(op)
         if len(rows) and side.role[rows[0]] == PARAMETERS_GRAD:
-            _note(side, (row for row in rows if known_by(side, row) in marks))
+            _mark_shares(side, (row for row in rows if known_by(side, row) in marks))
         elif _adds(side.ops[op]) and any(side.role[row] == OUTPUT and known_by(side, row) in marks for row in rows):
             marks.update(found for row in rows if (found := known_by(side, row)) is not None and found[1] == first[1])
-            _note(side, (row for row in rows if known_by(side, row) is not None))
+            _mark_shares(side, (row for row in rows if known_by(side, row) is not None))
 
 
 def _adds(name: str) -> bool:
@@ -77,6 +77,6 @@ def _rank(side: DumpTable, op: int) -> int:
     return int(side.tags.get(op, {}).get("origin", {}).get("rank", -1))
 
 
-def _note(side: DumpTable, rows: Iterator[int]) -> None:
+def _mark_shares(side: DumpTable, rows: Iterator[int]) -> None:
     for row in rows:
         side.extra[row] = {**side.extra.get(row, {}), SHARE: True}

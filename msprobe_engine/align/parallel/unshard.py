@@ -50,7 +50,7 @@ class Unsharder(PartialSumTracker):
 
     def join(self, factors: bool = True) -> GlobalTensors:
         """Build both wholes. `factors`: look for a common factor of the gradients and take it out."""
-        self.begin(GlobalTensors(copy(self._a.first), copy(self._b.first), self._structure, self._producers))
+        self.reset_tracking(GlobalTensors(copy(self._a.first), copy(self._b.first), self._structure, self._producers))
         self._whole.factor = self._factor() if factors else 1.0
         self._note_running()
         for at, (op, _) in enumerate(self._structure.pairs):
@@ -59,7 +59,7 @@ class Unsharder(PartialSumTracker):
 
     def join_turned(self, factors: bool = True) -> GlobalTensors:
         """As `join`, with the second run as the target."""
-        return self.join(factors).turned(self._partners, Tree(self._b.first).producers)
+        return self.join(factors).swap_sides(self._partners, Tree(self._b.first).producers)
 
     def _record(self, op: int, rows: Sequence[tuple[int, int]]) -> None:
         side = self._a.first
@@ -117,7 +117,7 @@ class Unsharder(PartialSumTracker):
         if type(ours) is not int or type(theirs) is not int or ours == theirs:
             return False
         shapes = [(self._a.first.shape[i], self._b.first.shape[j]) for i, j in rows]
-        filled = [pair for pair in shapes if merge_statistics.padded(*pair, len(self._a.pieces))]
+        filled = [pair for pair in shapes if merge_statistics.is_padded(*pair, len(self._a.pieces))]
         return any((ours, theirs) in zip(*pair) for pair in filled)
 
     def _row(self, call: Call, i: int, j: int) -> bool:
@@ -133,18 +133,18 @@ class Unsharder(PartialSumTracker):
         if first.role[i] == PARAMETERS_GRAD and self._gradients_are_local and (both := self._of_all_micro_batches(i, j)) is not None:
             mine, theirs = both
             for side, row, numbers, run in (
-                (self._whole.target, i, _snapped(mine, theirs), self._a),
+                (self._whole.target, i, _snap_to_golden(mine, theirs), self._a),
                 (self._whole.golden, j, theirs, self._b),
             ):
-                self._put(side, row, numbers, list(first.shape[i] or ()), len(run.pieces), run)
+                self._store_row(side, row, numbers, list(first.shape[i] or ()), len(run.pieces), run)
             return False
         if first.role[i] == PARAMETERS_GRAD and (both := self._means_of_shares(i, j)) is not None:
             self._part(call, i, j, self._a.members(i, True)[0])
             del self._whole.skipped[i]
             self._whole.by_mean.add(i)
             shape = list(first.shape[i] or ())
-            self._put(self._whole.target, i, both[0], shape, 1, self._a, anyway=True)
-            self._put(self._whole.golden, j, both[1], shape, 1, self._b, anyway=True)
+            self._store_row(self._whole.target, i, both[0], shape, 1, self._a, anyway=True)
+            self._store_row(self._whole.golden, j, both[1], shape, 1, self._b, anyway=True)
             return True
         accumulated = first.role[i] == PARAMETERS_GRAD or (adds and first.role[i] == OUTPUT)
         others, _ = self._b.members(j, accumulated)
@@ -234,9 +234,9 @@ class Unsharder(PartialSumTracker):
             self._whole.rank.update((i, rank) for rank in off if len(off) == 1)
         if made.times > 1 and need == len(pieces) and first.role[i] == OUTPUT:
             self._parts.setdefault(pieces.tobytes(), op)  # pieces or parts: what takes it in will tell
-        value = _snapped(value, golden)
-        self._put(self._whole.target, i, value, shape, need, self._a)
-        self._put(self._whole.golden, j, golden, shape, made.other, self._b)
+        value = _snap_to_golden(value, golden)
+        self._store_row(self._whole.target, i, value, shape, need, self._a)
+        self._store_row(self._whole.golden, j, golden, shape, made.other, self._b)
         if need > 1:
             self._whole.made_of[i] = need
         return need > 1
@@ -265,7 +265,7 @@ class Unsharder(PartialSumTracker):
         """A number of each piece (tokens counted, a loss over a part of the batch): how many of them make that of the whole, on each side.
         None: all pieces of a side say the same, and nothing that was cut goes in."""
         number = self._number(i, pieces, others)
-        alike = all(merge_statistics.reduced(side, 1) is not None for side in (pieces, others))
+        alike = all(merge_statistics.merge_replicas(side, 1) is not None for side in (pieces, others))
         if self._a.first.role[i] != OUTPUT and not call.backward:
             if number not in self._shares and not alike and not self._is_made_by_both(i, j):
                 self._shares[number] = merge_statistics.shares(pieces, others, self._agrees)
@@ -409,7 +409,7 @@ class Unsharder(PartialSumTracker):
                 call.buffer = True
                 self._skip(i, j, UNCLEAR)  # a flat buffer of what lies on this rank
                 return False
-            pads = merge_statistics.padded(first.shape[i], second.shape[j], len(self._a.pieces))
+            pads = merge_statistics.is_padded(first.shape[i], second.shape[j], len(self._a.pieces))
             call.elsewhere |= pads
             if pads and self._is_forward(op) and self._filled_up(i, j):
                 return True
@@ -432,9 +432,9 @@ class Unsharder(PartialSumTracker):
         value, golden, factor = found.target, found.golden, self._whole.factor
         if call.backward and merge_statistics.distance(value / factor, golden) < merge_statistics.distance(value, golden):
             value = value / factor
-        value = _snapped(value, golden)
-        self._put(self._whole.target, i, value, found.shape, 2, self._a)
-        self._put(self._whole.golden, j, golden, found.shape, 2, self._b)
+        value = _snap_to_golden(value, golden)
+        self._store_row(self._whole.target, i, value, found.shape, 2, self._a)
+        self._store_row(self._whole.golden, j, golden, found.shape, 2, self._b)
         self._whole.made_of[i] = found.pieces
         return True
 
@@ -454,7 +454,9 @@ class Unsharder(PartialSumTracker):
         if roundoff.eps(first.dtype[i]):
             return False
         ours, theirs = (np.array([stats for _, stats in run.everywhere(row)]) for run, row in ((self._a, i), (self._b, j)))
-        return len(ours) != len(theirs) or not merge_statistics.close(merge_statistics.merged(ours), merge_statistics.merged(theirs))
+        return len(ours) != len(theirs) or not merge_statistics.close(
+            merge_statistics.merge_pieces(ours), merge_statistics.merge_pieces(theirs)
+        )
 
     def _filled_up(self, i: int, j: int) -> bool:
         """A table with more rows than the other side's holds at least what that one holds; True when it could be said."""
@@ -462,8 +464,8 @@ class Unsharder(PartialSumTracker):
         whole = merge_statistics.filled_up(self._a.members(i, False)[0], first.shape[i], self._b.members(j, False)[0], second.shape[j])
         if whole is None or whole.value is None or whole.golden is None:
             return False
-        self._put(self._whole.target, i, whole.value, whole.shape, whole.need, self._a, True)
-        self._put(self._whole.golden, j, whole.golden, whole.shape, whole.other, self._b, True)
+        self._store_row(self._whole.target, i, whole.value, whole.shape, whole.need, self._a, True)
+        self._store_row(self._whole.golden, j, whole.golden, whole.shape, whole.other, self._b, True)
         self._whole.made_of[i] = whole.need
         return True
 
@@ -487,7 +489,7 @@ class Unsharder(PartialSumTracker):
         return self._times.get(twin) if partner is not None and self._b.first.shape[partner] == self._b.first.shape[j] else None
 
     @staticmethod
-    def _put(side: DumpTable, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
+    def _store_row(side: DumpTable, row: int, value: Floats, shape: list[int], need: int, run: Run, anyway: bool = False) -> None:
         if need == 1 and len(run.pieces) == 1 and not anyway:
             return
         span = slice(4 * row, 4 * row + 4)
@@ -526,7 +528,7 @@ class Unsharder(PartialSumTracker):
         return best if votes[best] >= max(1, len(ratios) // 5) else 1.0
 
 
-def _snapped(value: Floats, golden: Floats) -> Floats:
+def _snap_to_golden(value: Floats, golden: Floats) -> Floats:
     """Numbers that were put together, as the golden side has them where they differ by what putting together rounds."""
     with np.errstate(invalid="ignore"):  # -inf on both sides
         return np.asarray(np.where(np.abs(value - golden) <= ROUNDING * np.abs(golden), golden, value))

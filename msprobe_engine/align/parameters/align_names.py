@@ -1,6 +1,6 @@
 """Which tensor of one checkpoint is which of another: same names, wrappers' prefixes, other frameworks' names, fused parameters.
 
-`aligned` pairs first what is called alike, then what lies in the same slot (`names_rules`). Where one side fuses what the other keeps
+`align_checkpoints` pairs first equal names, then what lies in the same slot (`names_rules`). Where one side fuses what the other keeps
 apart (q, k and v; gate and up; stacked experts), both are cut to their common pieces. Names of side A are kept in the results.
 """
 
@@ -13,7 +13,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from msprobe_engine.align.parameters.leftover_names import lost_slots, prefixes
-from msprobe_engine.align.parameters.mapped_names import mapped
+from msprobe_engine.align.parameters.mapped_names import pair_by_rules
 from msprobe_engine.align.parameters.mapping_file import Mapping
 from msprobe_engine.align.parameters.model_facts import Model
 from msprobe_engine.align.parameters.prefixes import is_computed_buffer, state_of
@@ -96,7 +96,7 @@ def label(tensor: StoredTensor) -> str:
     return f"{tensor.key}[{tensor.part}]" if tensor.part else tensor.key
 
 
-def aligned(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None, mapping: Mapping | None = None) -> Alignment:
+def align_checkpoints(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None, mapping: Mapping | None = None) -> Alignment:
     """The pairs of two checkpoints, whatever they call their tensors.
 
     Args:
@@ -144,11 +144,11 @@ class _Side:
             self._pieces.update(zip(placed.slots, placed.cut(placed.tensor)))
         return self._pieces[slot]
 
-    def take(self, tensor: StoredTensor) -> None:
+    def mark_paired(self, tensor: StoredTensor) -> None:
         """Count a tensor as paired."""
         self.done.update(self.slots_of.get(label(tensor), ()))
 
-    def hidden(self) -> dict[str, str]:
+    def explain_hidden_slots(self) -> dict[str, str]:
         """Slots that lie in tensors which cannot be taken apart, and why not."""
         found = {}
         for slot, placed in self.slots.items():
@@ -156,7 +156,7 @@ class _Side:
                 found.update(dict.fromkeys(placed.hides, f"{label(placed.tensor)} of the other checkpoint: {placed.why_not}"))
         return found
 
-    def lost(self, slot: str) -> str:
+    def explain_lost_slot(self, slot: str) -> str:
         """Why what would lie in a slot of the model was not read; "" where nothing says that it was lost."""
         if "|" in slot or not self._lost:
             return ""
@@ -177,7 +177,7 @@ class _Side:
                 found[slot] = placed.tensor
         return found
 
-    def left(self) -> Iterator[tuple[Placed, StoredTensor]]:
+    def iterate_unpaired(self) -> Iterator[tuple[Placed, StoredTensor]]:
         """What was not paired: whole tensors, and the parts of those of which other parts were."""
         seen: set[int] = set()
         for slot, placed in self.slots.items():
@@ -194,7 +194,7 @@ class _Aligning:
     def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any], mapping: Mapping) -> None:
         random = other_places(a, b)
         self._a, self._b = (
-            _Side(letter, checkpoint, Model(checkpoint, other, facts), _left(checkpoint, random, mapping))
+            _Side(letter, checkpoint, Model(checkpoint, other, facts), _find_ignored_tensors(checkpoint, random, mapping))
             for letter, checkpoint, other in (("a", a, b), ("b", b, a))
         )
         self._mapping = mapping
@@ -207,11 +207,11 @@ class _Aligning:
         self._vocabulary = Vocabulary(*(s if isinstance(s := known.get("vocab"), int) else 0 for known in (facts, a.facts, b.facts)))
 
     def run(self) -> Alignment:
-        for name, first, second in mapped(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
+        for name, first, second in pair_by_rules(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
             self._out.pairs.append(Pair(name, first.piece, second.piece, "by the mapping file"))
             self._named.add(name)
-            self._a.take(first.whole)
-            self._b.take(second.whole)
+            self._a.mark_paired(first.whole)
+            self._b.mark_paired(second.whole)
         self._same_names()
         self._stand_ins(self._a, self._b)
         self._stand_ins(self._b, self._a)
@@ -220,7 +220,7 @@ class _Aligning:
         for side, other, only in ((self._a, self._b, self._out.only_a), (self._b, self._a, self._out.only_b)):
             self._alone(side, other, only)
             for note in side.model.notes:
-                self._note(note)
+                self._add_note(note)
         order = {key: i for i, key in enumerate(self._a.checkpoint.tensors)}
         self._out.pairs.sort(key=lambda pair: order.get(pair.a.key, len(order)))
         return self._out
@@ -276,16 +276,16 @@ class _Aligning:
                 self._a.done.add(slot)
                 self._b.done.add(other)
         words = [f"begin with {prefix!r}" if prefix else "have nothing before them" for prefix in found]
-        self._note(f"names of the run that {words[0]} were taken for names of the golden run that {words[1]}")
+        self._add_note(f"names of the run that {words[0]} were taken for names of the golden run that {words[1]}")
 
     def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
         """What has no counterpart: missing, or left out with a reason."""
         reasons: dict[str, list[str]] = {}
         for key, reason in side.leave.items():
             reasons.setdefault(reason, []).append(key)
-        hidden = other.hidden()
+        hidden = other.explain_hidden_slots()
         starts = [(slot[:-1], why) for slot, why in hidden.items() if slot.endswith("*")]
-        for placed, tensor in side.left():
+        for placed, tensor in side.iterate_unpaired():
             refused = next((side.refused[slot] for slot in placed.slots if slot in side.refused), placed.why_not)
             refused = refused or next((hidden[slot] for slot in placed.slots if slot in hidden), "")
             refused = refused or next((why for slot in placed.slots for start, why in starts if slot.startswith(start)), "")
@@ -299,7 +299,7 @@ class _Aligning:
                 reasons.setdefault(f"{other.checkpoint.path} keeps no state {tensor.state!r} of any parameter", []).append(label(tensor))
             elif tensor.group == MODEL and is_computed_buffer(tensor.name):
                 reasons.setdefault("a buffer that is computed, not learnt", []).append(label(tensor))
-            elif lost := next((why for slot in placed.slots if (why := other.lost(slot))), ""):
+            elif lost := next((why for slot in placed.slots if (why := other.explain_lost_slot(slot))), ""):
                 reasons.setdefault(f"{_LOST}: {lost}", []).append(label(tensor))
             elif refused:
                 reasons.setdefault(f"{_REFUSED}: {refused}", []).append(label(tensor))
@@ -312,19 +312,19 @@ class _Aligning:
 
     def _stand_ins(self, side: _Side, other: _Side) -> None:
         """Slots that a checkpoint leaves out because another of its tensors is the same: tied output layers, master copies."""
-        missing = [slot for slot in other.slots if slot not in side.slots and not side.lost(slot)]
-        tied = side.model.tied()
+        missing = [slot for slot in other.slots if slot not in side.slots and not side.explain_lost_slot(slot)]
+        tied = side.model.is_tied()
         untied = not tied if tied is not None else any(slot.rpartition("|")[2] == "output.weight" for slot in side.slots)
         for slot in missing:
             source = side.slots.get(slot.replace("output.weight", "embedding.weight"))
             if slot.rpartition("|")[2] == "output.weight" and source is not None and not untied:
                 side.slots[slot] = replace(source, slots=(slot,))
-                self._note(f"{side.checkpoint.path}: stores no output layer; its embedding stands for it (tied)")
+                self._add_note(f"{side.checkpoint.path}: stores no output layer; its embedding stands for it (tied)")
         for slot in missing:
             source = side.slots.get(_SHARED.sub("", slot)) if _SHARED.search(slot) else None
             if source is not None:
                 side.slots[slot] = replace(source, slots=(slot,))
-                self._note(
+                self._add_note(
                     f"{side.checkpoint.path}: layers that predict further tokens have no tables of their own; the model's stand for them"
                 )
         for slot in missing:
@@ -332,13 +332,17 @@ class _Aligning:
                 master = side.slots[f"master|{slot}"]
                 placed = replace(master, slots=tuple(s.removeprefix("master|") for s in master.slots))
                 side.slots.update({s: placed for s in placed.slots if s not in side.slots})
-                self._note(f"{side.checkpoint.path}: parameters without weights of their own; the optimizer's master copies stand for them")
+                self._add_note(
+                    f"{side.checkpoint.path}: parameters without weights of their own; the optimizer's master copies stand for them"
+                )
         if OPTIMIZER in side.groups and "master" not in side.states:
             for slot in [slot for slot in missing if slot.startswith("master|")]:
                 weight = side.slots.get(slot.removeprefix("master|"))
                 if weight is not None and weight.tensor.dtype == "float32":
                     side.slots[slot] = replace(weight, slots=tuple(f"master|{s}" for s in weight.slots))
-                    self._note(f"{side.checkpoint.path}: keeps no master copies; its float32 weights are compared with those of the other")
+                    self._add_note(
+                        f"{side.checkpoint.path}: keeps no master copies; its float32 weights are compared with those of the other"
+                    )
 
     def _pair(self, a: StoredTensor, b: StoredTensor, slot: str = "") -> None:
         note = ""
@@ -347,18 +351,18 @@ class _Aligning:
         if where in TABLES and other_rows(a, b):
             a, b, note = self._vocabulary.common(a, b)
             if note:
-                self._note(f"{name}: {note}")
+                self._add_note(f"{name}: {note}")
         if name in self._named:  # it stands for another tensor too
             name = f"{name} (as {label(b)})"
         self._named.add(name)
         self._out.pairs.append(Pair(name, a, b, note))
 
-    def _note(self, text: str) -> None:
+    def _add_note(self, text: str) -> None:
         if text not in self._out.notes:
             self._out.notes.append(text)
 
 
-def _left(checkpoint: Checkpoint, random: bool, mapping: Mapping) -> dict[str, str]:
+def _find_ignored_tensors(checkpoint: Checkpoint, random: bool, mapping: Mapping) -> dict[str, str]:
     """Keys of tensors that are left out from the start, with the reason."""
     found = {}
     for key, tensor in checkpoint.tensors.items():

@@ -19,7 +19,7 @@ class Mapped(NamedTuple):
     piece: StoredTensor
 
 
-def mapped(a: Checkpoint, b: Checkpoint, mapping: Mapping, notes: list[str]) -> Iterator[tuple[str, Mapped, Mapped]]:
+def pair_by_rules(a: Checkpoint, b: Checkpoint, mapping: Mapping, notes: list[str]) -> Iterator[tuple[str, Mapped, Mapped]]:
     """Name, side A and side B of each pair that the rules of a mapping file make. Rules that fit nothing are noted.
 
     Raises:
@@ -37,8 +37,8 @@ def mapped(a: Checkpoint, b: Checkpoint, mapping: Mapping, notes: list[str]) -> 
             places = rule.places(name)
             if places is None:
                 continue
-            names_a = [rule.filled(template, places) for template in rule.a]
-            names_b = [rule.filled(template, places) for template in rule.b]
+            names_a = [rule.fill_template(template, places) for template in rule.a]
+            names_b = [rule.fill_template(template, places) for template in rule.b]
             mine, other = [by_name_a.get((n, state)) for n in names_a], [by_name_b.get((n, state)) for n in names_b]
             if all(t is None for t in other):
                 break
@@ -69,15 +69,15 @@ def _pairs(
     firsts = [Mapped(t, t) for t in mine if t is not None]
     seconds = [Mapped(t, transpose_tensor(t) if rule.transposed else t) for t in other if t is not None]
     if len(firsts) < len(seconds):
-        firsts = _cut(firsts[0], seconds, rule, path)
+        firsts = _cut_fused_tensor(firsts[0], seconds, rule, path)
     elif len(seconds) < len(firsts):
-        seconds = _cut(seconds[0], firsts, rule, path)
+        seconds = _cut_fused_tensor(seconds[0], firsts, rule, path)
     for first, second in zip(firsts, seconds):
         part = f"[{first.piece.part}]" if first.piece.part else ""
         yield f"{first.whole.key}{part}", first, second
 
 
-def _cut(fused: Mapped, parts: list[Mapped], rule: Names, path: str) -> list[Mapped]:
+def _cut_fused_tensor(fused: Mapped, parts: list[Mapped], rule: Names, path: str) -> list[Mapped]:
     """The pieces of a fused tensor; single numbers (Adam's step) count for each part."""
     if fused.piece.numel == 1:
         return [fused for _ in parts]

@@ -52,7 +52,7 @@ class Names:
         return match.groupdict() if match is not None else None
 
     @staticmethod
-    def filled(template: str, places: MappingType[str, str]) -> str:
+    def fill_template(template: str, places: MappingType[str, str]) -> str:
         for key, value in places.items():
             template = template.replace("{" + key + "}", value)
         return template
@@ -135,7 +135,7 @@ def mapping_of(data: Any, path: str = "mapping") -> Mapping:
     """
     if not isinstance(data, dict):
         raise UsageError(f"{path}: a mapping file holds {', '.join(_KEYS)}; this one is a {type(data).__name__}")
-    _known(data, _KEYS, path)
+    _check_keys(data, _KEYS, path)
     names = _list(data, "names", path)
     rules = tuple(_rule(rule, f"{path}: names[{i}]") for i, rule in enumerate(names))
     ignore = _list(data, "ignore", path)
@@ -147,7 +147,7 @@ def mapping_of(data: Any, path: str = "mapping") -> Mapping:
 def _facts(data: Any, path: str) -> dict[str, Any]:
     if not isinstance(data, dict):
         raise UsageError(f"{path}: facts is a {type(data).__name__}; a mapping of {', '.join(_NUMBERS + _FLAGS)} is needed")
-    _known(data, _NUMBERS + _FLAGS, f"{path}: facts")
+    _check_keys(data, _NUMBERS + _FLAGS, f"{path}: facts")
     for key, value in data.items():
         if key in _FLAGS and not isinstance(value, bool):
             raise UsageError(f"{path}: facts.{key} is a {type(value).__name__}; true or false is needed")
@@ -159,7 +159,7 @@ def _facts(data: Any, path: str) -> dict[str, Any]:
 def _rule(data: Any, where: str) -> Names:
     if not isinstance(data, dict) or "a" not in data or "b" not in data:
         raise UsageError(f"{where}: needs `a` and `b`, names of side A and of side B")
-    _known(data, _RULE_KEYS, where)
+    _check_keys(data, _RULE_KEYS, where)
     sides = []
     for side in ("a", "b"):
         found = data[side] if isinstance(data[side], list) else [data[side]]
@@ -185,7 +185,7 @@ def _rule(data: Any, where: str) -> Names:
     return Names(sides[0], sides[1], dim, transposed)
 
 
-def _known(data: dict[Any, Any], known: tuple[str, ...], where: str) -> None:
+def _check_keys(data: dict[Any, Any], known: tuple[str, ...], where: str) -> None:
     other = [key for key in data if key not in known]
     if other:
         raise UsageError(f"{where}: unknown key {str(other[0])[:80]!r}; allowed are {', '.join(known)}")

@@ -93,7 +93,7 @@ class Model:
         if name in self._facts:
             return self._facts[name]
         if name in self._other:
-            self._say(f"{self._path}: says nothing of {name}; taken from the other checkpoint: {self._other[name]}")
+            self._add_note(f"{self._path}: says nothing of {name}; taken from the other checkpoint: {self._other[name]}")
             return self._other[name]
         return None
 
@@ -102,7 +102,7 @@ class Model:
         value = self.fact(name)
         return int(value) if isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < _LARGEST else None
 
-    def _say(self, note: str) -> None:
+    def _add_note(self, note: str) -> None:
         if note not in self.notes:
             self.notes.append(note)
 
@@ -119,7 +119,7 @@ class Model:
             return known
         norm = self.shape(f"{layer}attention.q_norm.weight")
         if norm is not None and len(norm) == 1 and 0 < norm[0] <= 512 and not self.has(f"{layer}attention.q_up.weight"):
-            self._say(f"{self._path}: head_dim {norm[0]} is taken from the norm of the queries")
+            self._add_note(f"{self._path}: head_dim {norm[0]} is taken from the norm of the queries")
             return norm[0]
         heads, out, hidden = self.number("heads"), self.shape(f"{layer}attention.out.weight"), self.hidden
         if heads and hidden and out is not None and len(out) == 2:
@@ -147,10 +147,10 @@ class Model:
         if rest <= 0 or rest % (2 * size):
             return f"{total} rows are not {q} rows of queries and as many keys as values in heads of {size}; is `head_dim` right?"
         if groups and rest != 2 * groups * size:
-            self._say(f"{self._path}: {layer}attention has {rest // (2 * size)} key/value heads by its shape; kv_heads is {groups}")
+            self._add_note(f"{self._path}: {layer}attention has {rest // (2 * size)} key/value heads by its shape; kv_heads is {groups}")
         return Heads(q, rest // 2, rest // (2 * size))
 
-    def gated(self, layer: str, inner: str, rows: int) -> bool | None:
+    def is_gated(self, layer: str, inner: str, rows: int) -> bool | None:
         """Whether the first linear layer of an MLP holds gate and up: twice the columns of the second layer; else a fact.
 
         Args:
@@ -166,7 +166,7 @@ class Model:
         value = self.fact("gated")
         return bool(value) if value is not None else None
 
-    def tied(self) -> bool | None:
+    def is_tied(self) -> bool | None:
         """Whether the output layer is the embedding; None: not said."""
         value = self._facts.get("tied")
         return bool(value) if value is not None else None

@@ -62,7 +62,7 @@ def bare(name: str) -> str:
 
 
 @lru_cache(maxsize=65536)
-def unwrapped(path: str) -> str:
+def strip_wrappers(path: str) -> str:
     """The path of a module without what wrappers add; "" of the whole model."""
     return bare(f"{path}.x").rpartition(".")[0]
 

@@ -45,21 +45,21 @@ def place(tensor: StoredTensor, model: Model) -> Placed:
     stored = model.shape(f"{spot.layer}{spot.rule.slot}.{spot.kind}") or tensor.shape
     single = tensor.numel == 1 and stored != tensor.shape
     shaped = tensor if not single else replace(tensor, shape=stored)
-    found = _placed(shaped, spot, model)
+    found = _find_slots(shaped, spot, model)
     slots = tuple(f"{head}{spot.layer}{name}.{spot.kind}" for name in found.slots)
     if single:
-        return Placed(tensor, slots, rules.PLAIN, partial(_repeated, count=len(slots)) if len(slots) > 1 else None)
+        return Placed(tensor, slots, rules.PLAIN, partial(_repeat_tensor, count=len(slots)) if len(slots) > 1 else None)
     if tensor.shape != stored and found.cut is not None:
         return Placed(tensor, (head + bare(tensor.name),), why_not=f"has shape {list(tensor.shape)}, its parameter {list(stored)}")
     hides = tuple(f"{head}{spot.layer}{name}" + (f".{spot.kind}" if name[-1] != "*" else "") for name in found.hides)
     return replace(found, tensor=tensor, slots=slots, hides=hides)
 
 
-def _repeated(tensor: StoredTensor, count: int) -> list[StoredTensor]:
+def _repeat_tensor(tensor: StoredTensor, count: int) -> list[StoredTensor]:
     return [tensor] * count
 
 
-def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
+def _find_slots(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     """As `place`, slots without layer and kind."""
     slot, form = spot.rule.slot, spot.rule.form
     shape = tensor.shape
@@ -74,10 +74,10 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     if form == rules.CONV and len(shape) == 2 and _is_conv(spot, model):
         return Placed(tensor, (slot,), form, lambda t: [cuts.transpose_tensor(t)])
     if form == rules.FC1:
-        gated = model.gated(spot.layer, slot, shape[0])
+        gated = model.is_gated(spot.layer, slot, shape[0])
         if gated is None:
             why = "whether it holds gate and up is not known: give `facts: {gated: true}` in a mapping file"
-            return _refused(tensor, spot, why, f"{slot[:-2]}gate", slot)
+            return _refuse_splitting(tensor, spot, why, f"{slot[:-2]}gate", slot)
         form = rules.HALVES if gated else rules.PLAIN
     if form == rules.HALVES:
         return Placed(tensor, (f"{slot[:-2]}gate", slot), form, cuts.halves)
@@ -90,7 +90,7 @@ def _placed(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     return Placed(tensor, (slot,))
 
 
-def _refused(tensor: StoredTensor, spot: Spot, why: str, *hides: str) -> Placed:
+def _refuse_splitting(tensor: StoredTensor, spot: Spot, why: str, *hides: str) -> Placed:
     """A tensor that stays whole. It can only be another that lies in the same form and cannot be taken apart either."""
     return Placed(tensor, (f"?{spot.rule.form}?{spot.rule.slot}",), spot.rule.form, why_not=why, hides=hides)
 
@@ -110,7 +110,7 @@ def _qkv(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     turn = form == rules.CONV_QKV and len(tensor.shape) == 2 and _is_conv(spot, model)
     heads = model.heads(layer, tensor.shape[1] if turn else tensor.shape[0])
     if isinstance(heads, str):
-        return _refused(tensor, spot, heads, *slots)
+        return _refuse_splitting(tensor, spot, heads, *slots)
     if form == rules.GROUPED_QKV:
         size = model.head_dim(layer) if model.interleaved and not heads.gated else None
         return Placed(tensor, slots, f"{form} {heads} {size}", partial(_groups, heads=heads, interleaved=size))
@@ -132,7 +132,7 @@ def _latent(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     up = model.shape(f"{spot.layer}attention.q_up.weight")
     slots = ("attention.q_down", "attention.kv_down")
     if up is None or len(up) != 2 or up[1] >= tensor.shape[0]:
-        return _refused(tensor, spot, "the rank of the queries is not known", *slots)
+        return _refuse_splitting(tensor, spot, "the rank of the queries is not known", *slots)
     sizes = (up[1], tensor.shape[0] - up[1])
     return Placed(tensor, slots, rules.LATENT_DOWN, lambda t: cuts.blocks(t, sizes, ("q_down", "kv_down")))
 
@@ -148,7 +148,7 @@ def _rotary(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     size = model.head_dim(spot.layer)
     if size is None or tensor.shape[0] % size or size % 2:
         why = "the size of an attention head is not known: give `facts: {head_dim: N}` in a mapping file"
-        return _refused(tensor, spot, why, spot.rule.slot)
+        return _refuse_splitting(tensor, spot, why, spot.rule.slot)
     return Placed(tensor, (spot.rule.slot,), f"{rules.ROTARY} {size}", lambda t: [cuts.half_rotation(t, size)])
 
 
@@ -193,9 +193,11 @@ def _wide(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     (`GroupedMLP.forward` of megatron-core views them so)."""
     n, hidden = model.number("experts"), model.hidden
     if len(tensor.shape) != 2 or not n or not hidden or tensor.numel % (n * hidden):
-        return _refused(tensor, spot, "the number of experts is not known: give `facts: {experts: N}` in a mapping file", "experts.*")
+        return _refuse_splitting(
+            tensor, spot, "the number of experts is not known: give `facts: {experts: N}` in a mapping file", "experts.*"
+        )
     if any(box.sizes != tensor.shape for box in tensor.boxes):
-        return _refused(tensor, spot, "its experts lie on several ranks as one matrix", "experts.*")
+        return _refuse_splitting(tensor, spot, "its experts lie on several ranks as one matrix", "experts.*")
     inner = tensor.numel // (n * hidden)
     first = spot.rule.form == rules.WIDE_FC1
     sizes = (n, hidden, inner) if first else (n, inner, hidden)

@@ -33,7 +33,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.text.words import size
     from msprobe_engine.find.checkpoint.diff import Options, digest_checkpoint
     from msprobe_engine.find.checkpoint.digests import write_manifest
-    from msprobe_engine.find.checkpoint.result import counted
+    from msprobe_engine.find.checkpoint.result import format_count
     from msprobe_engine.formats.checkpoint.open import meant
 
     refuse_overwriting([("-o", args.output_path)], meant(args.path))
@@ -46,5 +46,5 @@ def run(args: argparse.Namespace) -> int:
     for problem in checkpoint.problems:
         warning(one_line(problem))
     seconds = time.monotonic() - begin
-    print(f"{counted(len(found), 'tensor')}, {size(nbytes)} in {seconds:.1f} s: {args.output_path}")
+    print(f"{format_count(len(found), 'tensor')}, {size(nbytes)} in {seconds:.1f} s: {args.output_path}")
     return 2 if bad or checkpoint.problems else 0

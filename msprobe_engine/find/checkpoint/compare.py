@@ -34,7 +34,7 @@ class _Comparing(Job):
         self.number, self.pair, self.plan = number, pair, how
         # the dimensions in the order of A's files: what is turned on both sides is read as it lies
         self._order = _file_order(pair.a)
-        self._a, self._b = _turned(pair.a, self._order), _turned(pair.b, self._order)
+        self._a, self._b = _permute_dimensions(pair.a, self._order), _permute_dimensions(pair.b, self._order)
         self.boxes_a, self.boxes_b = Boxes(self._a.boxes), Boxes(self._b.boxes)
         self.copies_a, self.copies_b = Boxes(self._a.copies), Boxes(self._b.copies)
         self.sums = Sums()
@@ -51,7 +51,7 @@ class _Comparing(Job):
         if self.pair.a.shape == self.pair.b.shape:
             yield from blocks_of(a.shape, max(1, most_bytes // max(width_of(a), width_of(b))), (a, b))
 
-    def end(self) -> Sums:
+    def finish_sums(self) -> Sums:
         """The sums of all blocks: the same whatever the order in which threads did them."""
         self.sums.dd, self.sums.ab, self.sums.aa, self.sums.bb = (_sum(each) for each in zip(*self._floats)) if self._floats else (0.0,) * 4
         return self.sums
@@ -70,13 +70,13 @@ class _Comparing(Job):
         words_b, pieces_b = fill(self.boxes_b, block, b.dtype, rooms[1], reads)
         drift_a = _drift(self.copies_a, block, words_a, rooms[2], reads)
         drift_b = _drift(self.copies_b, block, words_b, rooms[2], reads)
-        covered_a, covered_b = _covered(pieces_a), _covered(pieces_b)
+        covered_a, covered_b = _count_elements(pieces_a), _count_elements(pieces_b)
         if covered_a < block.numel or covered_b < block.numel:
             _only_common(words_a, pieces_a, words_b, pieces_b)
         sums = differences(words_a, a.dtype, words_b, b.dtype, self.plan.atol, self.plan.rtol)
         files_a = files_b = None
         if sums.changed:
-            mask = _changed(words_a, a.dtype, words_b, b.dtype) if len(pieces_a) > 1 or len(pieces_b) > 1 else None
+            mask = _find_changed_elements(words_a, a.dtype, words_b, b.dtype) if len(pieces_a) > 1 or len(pieces_b) > 1 else None
             files_a = _by_file(pieces_a, mask, sums.changed)
             files_b = _by_file(pieces_b, mask, sums.changed)
         with self.lock:
@@ -99,7 +99,7 @@ def _file_order(tensor: StoredTensor) -> tuple[int, ...]:
     return tuple(sorted(range(len(tensor.shape)), key=lambda d: -strides[d] if strides else 0))
 
 
-def _turned(tensor: StoredTensor, order: tuple[int, ...]) -> StoredTensor:
+def _permute_dimensions(tensor: StoredTensor, order: tuple[int, ...]) -> StoredTensor:
     if order == tuple(range(len(order))) or len(order) != len(tensor.shape):
         return tensor
     shape = tuple(tensor.shape[d] for d in order)
@@ -132,40 +132,40 @@ class _Drift:
 
 
 class _Comparison(Pool[_Comparing]):
-    def __init__(self, how: Plan, results: list[TensorResult | None], told: Callable[[int, TensorResult], None]) -> None:
+    def __init__(self, how: Plan, results: list[TensorResult | None], report_result: Callable[[int, TensorResult], None]) -> None:
         super().__init__(how)
-        self._results, self._told = results, told
+        self._results, self._report_result = results, report_result
 
-    def finished(self, job: _Comparing) -> None:
+    def finish_job(self, job: _Comparing) -> None:
         """Make the result of a pair."""
         result = _result(job)
         self._results[job.number] = result
-        self._told(job.number, result)
+        self._report_result(job.number, result)
 
 
 def compare(
     pairs: Sequence[Pair],
     how: Plan,
-    told: Callable[[int, TensorResult], None] = lambda _number, _result: None,
+    report_result: Callable[[int, TensorResult], None] = lambda _number, _result: None,
     known: Mapping[int, TensorResult] | None = None,
 ) -> tuple[list[TensorResult], int]:
     """Compare tensors.
 
     Args:
-        told: called with the number of a pair and its result as soon as it is there, from any thread, one call at a time.
+        report_result: called with the number of a pair and its result as soon as it is there, from any thread, one call at a time.
         known: results of some pairs, which are not compared again.
 
     Returns:
         the results in the order of `pairs`, and how many bytes were read.
 
     Raises:
-        whatever `told` does.
+        whatever `report_result` does.
     """
     results: list[TensorResult | None] = [None] * len(pairs)
     for number, result in (known or {}).items():
         results[number] = result
     todo = sorted((i for i, result in enumerate(results) if result is None), key=lambda i: _place(pairs[i]))
-    nbytes = _Comparison(how, results, told).run(_Comparing(i, pairs[i], how) for i in todo)
+    nbytes = _Comparison(how, results, report_result).run(_Comparing(i, pairs[i], how) for i in todo)
     return [result for result in results if result is not None], nbytes
 
 
@@ -174,7 +174,7 @@ def _place(pair: Pair) -> tuple[str, int]:
     return (str(boxes[0].file), boxes[0].start) if boxes else ("", 0)
 
 
-def _covered(pieces: Sequence[Piece]) -> int:
+def _count_elements(pieces: Sequence[Piece]) -> int:
     return sum(math.prod(piece.sizes) for piece in pieces)
 
 
@@ -190,7 +190,7 @@ def _only_common(a: npt.NDArray[Any], pieces_a: Sequence[Piece], b: npt.NDArray[
     b[nowhere] = 0
 
 
-def _changed(a: npt.NDArray[Any], dtype_a: str, b: npt.NDArray[Any], dtype_b: str) -> npt.NDArray[Any] | None:
+def _find_changed_elements(a: npt.NDArray[Any], dtype_a: str, b: npt.NDArray[Any], dtype_b: str) -> npt.NDArray[Any] | None:
     """Where two blocks differ; None: not known."""
     if dtype_a == dtype_b:
         return np.asarray(a != b)
@@ -244,7 +244,7 @@ def start_result(pair: Pair) -> TensorResult:
 
 
 def _result(state: _Comparing) -> TensorResult:
-    out, sums = start_result(state.pair), state.end()
+    out, sums = start_result(state.pair), state.finish_sums()
     a, b = state.pair.a, state.pair.b
     if a.shape != b.shape:
         out.status = SHAPE
@@ -271,7 +271,7 @@ def _result(state: _Comparing) -> TensorResult:
     elif state.drift_a.mark != state.drift_b.mark:
         out.status, out.note = DIFFERENT, _and(out.note, "replicas differ from each other within a checkpoint")
     elif out.missing_a or out.missing_b:
-        out.status, out.note = INCOMPLETE, _and(out.note, _missing(out))
+        out.status, out.note = INCOMPLETE, _and(out.note, _describe_missing_elements(out))
     elif sums.changed:
         out.status = WITHIN
     else:
@@ -279,7 +279,7 @@ def _result(state: _Comparing) -> TensorResult:
     return out
 
 
-def _missing(out: TensorResult) -> str:
+def _describe_missing_elements(out: TensorResult) -> str:
     sides = [f"{n} of {out.numel} elements in no file of {side}" for side, n in ((RUN, out.missing_a), (GOLDEN, out.missing_b)) if n]
     return " and ".join(sides)
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from msprobe_engine.align.parameters.align_names import Pair, aligned, label
+from msprobe_engine.align.parameters.align_names import Pair, align_checkpoints, label
 from msprobe_engine.align.parameters.mapping_file import read_mapping
 from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core.dtypes import item_size
@@ -106,7 +106,7 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     if a.digests is None and b.digests is None:
         a.checkpoint, b.checkpoint = as_the_other(a.checkpoint, b.checkpoint), as_the_other(b.checkpoint, a.checkpoint)
     mapping = read_mapping(options.mapping) if options.mapping is not None else None
-    alignment = aligned(a.checkpoint, b.checkpoint, options.facts, mapping)
+    alignment = align_checkpoints(a.checkpoint, b.checkpoint, options.facts, mapping)
     out = Result(
         a.facts(), b.facts(), only_in_a=[label(t) for t in alignment.only_a], only_in_b=[label(t) for t in alignment.only_b],
         not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
@@ -163,7 +163,7 @@ def _tensors(
         known.update(journal.known)
     with journal or nullcontext(), bar("comparing", len(pairs)) as advance:
 
-        def told(number: int, result: TensorResult) -> None:
+        def report_result(number: int, result: TensorResult) -> None:
             if journal is not None:
                 journal.add(number, result)
             advance(result.name)
@@ -171,9 +171,9 @@ def _tensors(
         for result in known.values():
             advance(result.name)
         if a.digests is not None or b.digests is not None:
-            out.tensors, out.nbytes = _by_digest(a, b, pairs, how, told, known)
+            out.tensors, out.nbytes = _by_digest(a, b, pairs, how, report_result, known)
         else:
-            out.tensors, out.nbytes = compare(pairs, how, told, known)
+            out.tensors, out.nbytes = compare(pairs, how, report_result, known)
 
 
 def _directory(path: Path) -> Path:
@@ -202,7 +202,7 @@ def _by_digest(
     b: OpenedCheckpoint,
     pairs: Sequence[Pair],
     how: Plan,
-    told: Callable[[int, TensorResult], None],
+    report_result: Callable[[int, TensorResult], None],
     known: dict[int, TensorResult],
 ) -> tuple[list[TensorResult], int]:
     """Compare where one side or both are manifests: every tensor of the other side is read once."""
@@ -233,7 +233,7 @@ def _by_digest(
             assert of_b is not None
             _judge(result, of_a, of_b)
         if number not in known:
-            told(number, result)
+            report_result(number, result)
     return [results[number] for number in range(len(pairs))], nbytes
 
 

@@ -93,7 +93,7 @@ class _Reducing(Job):
             self._squares += squares or 0.0
             self._covered += covered
 
-    def end(self) -> Digest:
+    def finish_digest(self) -> Digest:
         """The result."""
         self.result.trouble = self.trouble
         self.result.norm = math.sqrt(self._squares) if self._code is not None else None
@@ -102,24 +102,24 @@ class _Reducing(Job):
 
 
 class _Digesting(Pool[_Reducing]):
-    def __init__(self, how: Plan, results: list[Digest | None], told: Callable[[Digest], None]) -> None:
+    def __init__(self, how: Plan, results: list[Digest | None], report_result: Callable[[Digest], None]) -> None:
         super().__init__(how)
-        self._results, self._told = results, told
+        self._results, self._report_result = results, report_result
 
-    def finished(self, job: _Reducing) -> None:
+    def finish_job(self, job: _Reducing) -> None:
         """Keep the digest."""
-        result = self._results[job.number] = job.end()
-        self._told(result)
+        result = self._results[job.number] = job.finish_digest()
+        self._report_result(result)
 
 
 def digests_of(
-    tensors: Iterable[tuple[str, StoredTensor]], how: Plan, told: Callable[[Digest], None] = lambda _found: None
+    tensors: Iterable[tuple[str, StoredTensor]], how: Plan, report_result: Callable[[Digest], None] = lambda _found: None
 ) -> tuple[list[Digest], int]:
     """Read tensors once.
 
     Args:
         tensors: with the names their digests get.
-        told: called with each digest as soon as it is there, one call at a time.
+        report_result: called with each digest as soon as it is there, one call at a time.
 
     Returns:
         the digests in the order of `tensors`, and how many bytes were read.
@@ -127,7 +127,7 @@ def digests_of(
     named = list(tensors)
     results: list[Digest | None] = [None] * len(named)
     order = sorted(range(len(named)), key=lambda i: _place(named[i][1]))
-    nbytes = _Digesting(how, results, told).run(_Reducing(i, *named[i]) for i in order)
+    nbytes = _Digesting(how, results, report_result).run(_Reducing(i, *named[i]) for i in order)
     return [found for found in results if found is not None], nbytes
 
 

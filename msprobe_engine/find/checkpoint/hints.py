@@ -20,8 +20,8 @@ from msprobe_engine.align.parameters.model_facts import Model
 from msprobe_engine.core.dtypes import FLOATS, item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.checkpoint.hints_layouts import rearranged
-from msprobe_engine.find.checkpoint.hints_renamed import renamed
+from msprobe_engine.find.checkpoint.hints_layouts import explain_rearrangement
+from msprobe_engine.find.checkpoint.hints_renamed import explain_renames
 from msprobe_engine.find.checkpoint.result import GOLDEN, RUN
 from msprobe_engine.find.checkpoint.tensor_result import DIFFERENT, SHAPE, TensorResult
 from msprobe_engine.formats.checkpoint.blocks import Block
@@ -66,7 +66,7 @@ class _Explaining:
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
-        found = renamed(self._alignment.only_a, self._alignment.only_b, self._contents)
+        found = explain_renames(self._alignment.only_a, self._alignment.only_b, self._contents)
         if found:
             self._notes.append(found)
         if not self._differing:
@@ -93,24 +93,24 @@ class _Explaining:
                 if found
             ]
         self._optimizer_alone()
-        self._gathered()
+        self._summarize_repeated_hints()
         return self._notes
 
     def _alone(self, pair: Pair, result: TensorResult) -> str:
         """What one tensor's difference looks like by itself."""
         if result.status == SHAPE:
-            return rearranged(pair.a, pair.b, self._model, self._contents)
+            return explain_rearrangement(pair.a, pair.b, self._model, self._contents)
         if result.rounded:
             narrow = min((result.dtype_a, result.dtype_b), key=lambda d: item_size(d) or 0)
             return Sentence("the same, rounded to {0}", narrow)
         simple = self._few(pair, result) or _by_numbers(result)
         if not simple and plain_name(result.dtype_a) in _WIDE and plain_name(result.dtype_b) in _WIDE:
-            simple = self._scaled(pair, result) or self._shifted(pair, result) or self._rounded_before(pair)
+            simple = self._explain_scaling(pair, result) or self._explain_shift(pair, result) or self._rounded_before(pair)
         if simple:
             return simple
         norms = result.norm_a, result.norm_b
         if norms[0] and norms[1] and abs(norms[0] - norms[1]) <= _NORM * norms[0] and not result.nan_a and not result.nan_b:
-            return rearranged(pair.a, pair.b, self._model, self._contents)
+            return explain_rearrangement(pair.a, pair.b, self._model, self._contents)
         return ""
 
     def _few(self, pair: Pair, result: TensorResult) -> str:
@@ -129,9 +129,9 @@ class _Explaining:
         at = list(result.max_at)
         if len(bits) != 1:
             return Sentence("one element differs, at {0}", at)
-        return Sentence("one flipped bit: bit {0}{1} of the element at {2}", bits[0], _meaning(result.dtype_a, bits[0]), at)
+        return Sentence("one flipped bit: bit {0}{1} of the element at {2}", bits[0], _describe_bit_field(result.dtype_a, bits[0]), at)
 
-    def _scaled(self, pair: Pair, result: TensorResult) -> str:
+    def _explain_scaling(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other times a constant."""
         if result.cos is None or not result.norm_a or not result.norm_b or result.numel <= 8:
             return ""
@@ -148,7 +148,7 @@ class _Explaining:
             else Sentence("the golden run is the run times {0}", f"{ratio:.6g}")
         )
 
-    def _shifted(self, pair: Pair, result: TensorResult) -> str:
+    def _explain_shift(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other plus a constant: norms that hold what is to be added to 1."""
         n, l2, most = result.numel, result.l2, result.max_abs
         if not l2 or not most or n < 4 or result.changed != n or abs(most * math.sqrt(n) - l2) > 1e-2 * l2:
@@ -271,7 +271,7 @@ class _Explaining:
             states = sorted({r.state for r in different})
             self._notes.append(Sentence("the weights are equal; only states of the optimizer differ ({0})", ", ".join(states)))
 
-    def _gathered(self) -> None:
+    def _summarize_repeated_hints(self) -> None:
         """One sentence for a hint that many tensors have."""
         counts = Counter(re.sub(r"[0-9][0-9.e+-]*", "N", self._results[i].hint) for i in self._differing if self._results[i].hint)
         words = {re.sub(r"[0-9][0-9.e+-]*", "N", self._results[i].hint): self._results[i].hint for i in self._differing}
@@ -329,7 +329,7 @@ def _by_numbers(result: TensorResult) -> str:
     return ""
 
 
-def _meaning(dtype: str, bit: int) -> str:
+def _describe_bit_field(dtype: str, bit: int) -> str:
     name = plain_name(dtype)
     if name not in _WIDE:
         return ""

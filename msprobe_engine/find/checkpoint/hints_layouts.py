@@ -20,14 +20,14 @@ _MOST_BYTES = 512 << 20
 """Of a tensor whose rows or columns are looked for one by one."""
 
 
-def rearranged(a: StoredTensor, b: StoredTensor, model: Model | None, contents: Contents) -> str:
+def explain_rearrangement(a: StoredTensor, b: StoredTensor, model: Model | None, contents: Contents) -> str:
     """How `b` holds what `a` holds, in words; "" when it does not, or not in a way that is known here."""
     try:
         for words, candidate in _candidates(a, b, model):
             if candidate.shape == a.shape and contents.same(a, candidate):
                 return words
         parts = _by_part(a, b, model, contents)
-        return parts or _permuted(a, b, contents)
+        return parts or _explain_permutation(a, b, contents)
     except DumpFormatError:
         return ""
 
@@ -51,7 +51,7 @@ def _candidates(a: StoredTensor, b: StoredTensor, model: Model | None) -> Iterat
             )
             yield (
                 "equal when halves of each head become rotary pairs of rows: the run has them side by side, the golden run apart",
-                _paired(b, size),
+                _interleave_halves(b, size),
             )
     if b.shape[0] % 2 == 0 and not a.part:
         first, second = cuts.halves(b)
@@ -72,16 +72,16 @@ def _qkv_orders(b: StoredTensor, heads: Heads) -> Iterator[tuple[str, StoredTens
     for order in ("qkv", "qvk", "kqv", "kvq", "vqk", "vkq"):
         parts = {part.part.rpartition(" ")[2]: part for part in cuts.blocks(b, [sizes[x] for x in order], order)}
         words = ", ".join(order)
-        yield f"equal when the golden run is read as blocks {words} and the run by key/value head", _grouped(parts, heads)
+        yield f"equal when the golden run is read as blocks {words} and the run by key/value head", _group_by_head(parts, heads)
         if heads.groups > 1 and order != "qkv":
             per = {x: sizes[x] // heads.groups for x in "qkv"}
             yield (
                 f"equal when the rows of each head group of the golden run are {words}",
-                concatenate_tensors(_reordered(b, order, per, heads.groups)),
+                concatenate_tensors(_reorder_head_rows(b, order, per, heads.groups)),
             )
 
 
-def _reordered(b: StoredTensor, order: str, per: dict[str, int], groups: int) -> list[StoredTensor]:
+def _reorder_head_rows(b: StoredTensor, order: str, per: dict[str, int], groups: int) -> list[StoredTensor]:
     found = []
     for piece in cuts.blocks(b, [b.shape[0] // groups] * groups, [""] * groups):
         parts = dict(zip(order, cuts.blocks(piece, [per[x] for x in order], [""] * 3)))
@@ -89,14 +89,14 @@ def _reordered(b: StoredTensor, order: str, per: dict[str, int], groups: int) ->
     return found
 
 
-def _grouped(parts: dict[str, StoredTensor], heads: Heads) -> StoredTensor:
+def _group_by_head(parts: dict[str, StoredTensor], heads: Heads) -> StoredTensor:
     """Blocks of q, k and v put together by group."""
     groups = heads.groups
     cut = {x: cuts.blocks(part, [part.shape[0] // groups] * groups, [""] * groups) for x, part in parts.items()}
     return concatenate_tensors([cut[x][g] for g in range(groups) for x in "qkv"])
 
 
-def _paired(b: StoredTensor, size: int) -> StoredTensor:
+def _interleave_halves(b: StoredTensor, size: int) -> StoredTensor:
     """The inverse of `cuts.half_rotation`: rows ``0, size/2, 1, size/2 + 1, ...`` of each head."""
     heads = cuts.blocks(b, [size] * (b.shape[0] // size), [""] * (b.shape[0] // size))
     pieces = []
@@ -128,12 +128,12 @@ def _by_part(a: StoredTensor, b: StoredTensor, model: Model | None, contents: Co
         if contents.same(parts_a[i], parts_b[j]) and contents.same(parts_a[j], parts_b[i]):
             return Sentence("equal with {0} and {1} exchanged", parts_a[i].part, parts_a[j].part)
     if len(differing) == 1:
-        how = rearranged(parts_a[differing[0]], parts_b[differing[0]], model, contents)
+        how = explain_rearrangement(parts_a[differing[0]], parts_b[differing[0]], model, contents)
         return Sentence("only {0} differs", names) + (Sentence(": {0}", how) if how else "")
     return Sentence("only {0} differ", names) if len(differing) < len(parts_a) else ""
 
 
-def _permuted(a: StoredTensor, b: StoredTensor, contents: Contents) -> str:
+def _explain_permutation(a: StoredTensor, b: StoredTensor, contents: Contents) -> str:
     """Whether slices of dimension 0, or of the last, of `a` are those of `b` in another order."""
     if a.shape != b.shape or a.dtype != b.dtype or a.numel * cuts.width_of(a) > _MOST_BYTES:
         return ""

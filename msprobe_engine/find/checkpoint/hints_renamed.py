@@ -16,7 +16,7 @@ _MOST_TENSORS = 20_000
 _NUMBER = re.compile(r"(?<![0-9])[0-9]+(?![0-9])")
 
 
-def renamed(only_a: Sequence[StoredTensor], only_b: Sequence[StoredTensor], contents: Contents) -> str:
+def explain_renames(only_a: Sequence[StoredTensor], only_b: Sequence[StoredTensor], contents: Contents) -> str:
     """What of A that B lacks is something of B that A lacks, as rules; "" where there is nothing of the kind.
 
     States of optimizers follow their parameters and are not looked at. Contents that several tensors have (zeros, ones) say nothing.
@@ -47,7 +47,7 @@ def _unique(tensors: Iterable[StoredTensor], contents: Contents) -> dict[tuple[t
     found: defaultdict[tuple[tuple[int, ...], str, bytes], list[StoredTensor]] = defaultdict(list)
     for _, tensor in zip(range(_MOST_TENSORS), (t for t in tensors if not t.state and not t.part)):
         try:
-            begin = contents.beginning(tensor)
+            begin = contents.digest_beginning(tensor)
         except DumpFormatError:
             continue
         if begin:

@@ -163,7 +163,7 @@ class Result:
         if self.code == SAME and self.same_files:
             return SAME_FILES
         if self.code == SAME:
-            return Sentence("equal: {0} ({1})", counted(n, "tensor"), self._ground()) + self._beside()
+            return Sentence("equal: {0} ({1})", format_count(n, "tensor"), self._ground()) + self._beside()
         if self.code == UNKNOWN:
             if not n and not self._open:
                 template = (
@@ -175,17 +175,17 @@ class Result:
             unread = len(self.unknown)
             if self._open and not unread:
                 template = "cannot tell: {0} could not be compared; no difference in the rest"
-                return Sentence(template, counted(self._open, "tensor")) + self._beside()
+                return Sentence(template, format_count(self._open, "tensor")) + self._beside()
             what = Sentence("a checkpoint is damaged")
             if unread:
-                what = Sentence("{0} of {1} could not be compared whole", counted(unread, "tensor"), n)
+                what = Sentence("{0} of {1} could not be compared whole", format_count(unread, "tensor"), n)
             return Sentence("cannot tell: {0}; no difference in the rest", what) + self._beside()
         parts: list[Sentence] = []
         if self.values_that_matter:  # a learning rate says why elements differ; the elements do not say more
             first, *more = sorted(self.values_that_matter, key=lambda value: value.group == RANDOM)
             parts.append(Sentence("{0} is {1}, golden {2}", first.name, short_value(first.a), short_value(first.b)))
             if more:
-                parts.append(Sentence("{0} more that matter", counted(len(more), "value")))
+                parts.append(Sentence("{0} more that matter", format_count(len(more), "value")))
         broken = [t for t in self.different if (t.nan_a, t.inf_a) != (t.nan_b, t.inf_b)]
         if broken:  # whatever else differs, this is what the training fails of
             worst, *more_broken = broken
@@ -193,15 +193,15 @@ class Result:
             side = RUN if worst.nan_a + worst.inf_a > worst.nan_b + worst.inf_b else GOLDEN
             parts.append(Sentence("{0} holds {1} in {2}", worst.name, kind, side))
             if more_broken:
-                parts.append(Sentence("{0} more with NaN or Inf", counted(len(more_broken), "tensor")))
+                parts.append(Sentence("{0} more with NaN or Inf", format_count(len(more_broken), "tensor")))
         if self.different:
-            told = len(self.different), counted(n, "tensor"), self._beyond_weights()
+            told = len(self.different), format_count(n, "tensor"), self._beyond_weights()
             parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))
         for side, names in ((RUN, self.only_in_a), (GOLDEN, self.only_in_b)):
             if names:
-                parts.append(Sentence("{0} only in {1}", counted(len(names), "tensor"), side))
+                parts.append(Sentence("{0} only in {1}", format_count(len(names), "tensor"), side))
         if self.unknown:
-            parts.append(Sentence("{0} could not be compared whole", counted(len(self.unknown), "tensor")))
+            parts.append(Sentence("{0} could not be compared whole", format_count(len(self.unknown), "tensor")))
         return Sentence("different: {0}", join_sentences(", ", parts)) + self._beside()
 
     def _beyond_weights(self) -> str:
@@ -232,7 +232,7 @@ class Result:
 
     def _beside(self) -> str:
         left = sum(len(part.names) for part in self.not_compared)
-        return Sentence("; not compared: {0}", counted(left, "tensor")) if left else ""
+        return Sentence("; not compared: {0}", format_count(left, "tensor")) if left else ""
 
     def summary(self) -> list[dict[str, Any]]:
         """A row per layer, kind and state: pairs, how many differ, the largest relative norm and the name it is of."""
@@ -263,7 +263,7 @@ class Result:
             "b": asdict(self.b),
             "compared": len(self.tensors),
             "different_count": len(self.different),
-            "different": [t.to_json() for t in ranked(self.different, top)],
+            "different": [t.to_json() for t in sort_by_distance(self.different, top)],
             "only_in_a": self.only_in_a,
             "only_in_b": self.only_in_b,
             "not_compared": [
@@ -283,7 +283,7 @@ class Result:
         return {key: strict(value) for key, value in data.items()}
 
 
-def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[TensorResult]:
+def sort_by_distance(tensors: Iterable[TensorResult], top: int | None = None) -> list[TensorResult]:
     """The furthest apart first: other shapes, then by relative norm, then by the share that changed."""
 
     def far(t: TensorResult) -> tuple[float, float]:
@@ -296,7 +296,7 @@ def ranked(tensors: Iterable[TensorResult], top: int | None = None) -> list[Tens
     return order if top is None else order[:top]
 
 
-def counted(n: int, word: str) -> str:
+def format_count(n: int, word: str) -> str:
     """``1 tensor``, ``2 tensors``."""
     if word == "value":
         return Sentence("{0} value", n) if n == 1 else Sentence("{0} values", n)

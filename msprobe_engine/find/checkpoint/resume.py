@@ -92,7 +92,7 @@ class Journal:
             if end == 0:
                 self._append({"comparison": mark})
         except OSError as error:
-            self._end(error)
+            self._stop_writing(error)
 
     def __enter__(self) -> Journal:
         return self
@@ -107,9 +107,9 @@ class Journal:
         try:
             self._append({"pair": number, "result": result.to_json()})
         except OSError as error:
-            self._end(error)
+            self._stop_writing(error)
 
-    def _end(self, error: OSError) -> None:
+    def _stop_writing(self, error: OSError) -> None:
         self._ended = True
         warning(
             f"{one_line(str(self.path))} cannot be written ({error.strerror or error}); the comparison goes on without it, and begins "

@@ -159,7 +159,7 @@ def _weight(name: str, a: Any, b: Any) -> tuple[bool, str]:
     """Whether a difference matters, and why (not)."""
     first = name.split(".", 1)[0]
     if first in _SETTINGS:
-        return _setting(name, a, b)
+        return _classify_setting(name, a, b)
     if value_group(name) == RANDOM:
         return True, Sentence("the next random numbers are others")
     for pattern, reason in _EXPECTED:
@@ -174,7 +174,7 @@ def _weight(name: str, a: Any, b: Any) -> tuple[bool, str]:
     return True, _GOES_ON if value_group(name) == OPTIMIZER else Sentence("the training goes on with it")
 
 
-def _setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
+def _classify_setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
     """As config check has it: what changes the numbers of a training matters."""
     for pattern, reason in _EXPECTED:
         if pattern.search(name):

@@ -85,7 +85,7 @@ class Links:
                         heapq.heappush(queue, (place, other))
         return reached
 
-    def preceded(self, starts: Mapping[int, float], places: Mapping[int, float]) -> set[int]:
+    def find_possible_followers(self, starts: Mapping[int, float], places: Mapping[int, float]) -> set[int]:
         """Ranks whose place may follow from what began on another rank, without asking `reach` for each of them.
 
         Args:
@@ -93,7 +93,7 @@ class Links:
             places: rank -> the place that is asked for.
         """
         arrivals = Arrivals(starts)
-        arrivals.follow(self.links)
+        arrivals.spread_along(self.links)
         return {rank for rank, place in places.items() if arrivals.earliest_of_others(rank) <= place}
 
 
@@ -204,7 +204,7 @@ class Arrivals:
         """The first call index of a rank that comes after what began on another one; infinite where there is none."""
         return min((place for source, place in self._of_rank.get(rank, {}).items() if source != rank), default=math.inf)
 
-    def follow(self, links: Sequence[Link]) -> None:
+    def spread_along(self, links: Sequence[Link]) -> None:
         """Let all that has begun go along the links, forward in time. Links are taken in an order in which what comes to a source is known
         before; where calls of several ranks wait for each other there is no such order, and a further round is made."""
         ordered = list(in_time(links))

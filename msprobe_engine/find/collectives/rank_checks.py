@@ -61,7 +61,7 @@ class RankChecks:
     _alike: set[str] = field(default_factory=set)  # parameters that were the same on their ranks in a step
     _began: dict[str, dict[int, replicas.Row]] = field(default_factory=dict)  # the parameters that the other run begins with
 
-    def look(self, step: int, sides: Mapping[int, DumpTable]) -> None:
+    def check_step(self, step: int, sides: Mapping[int, DumpTable]) -> None:
         """Check the collectives and the replicas of one step."""
         self.several = self.several or len(sides) > 1
         if self.finding:
@@ -87,15 +87,15 @@ class RankChecks:
             other = replicas.parameters(whole)
             self._began = self._began or other
             if len(whole) == 1:
-                odd = replicas.differing(step, replicas.of_the_whole(table, other), _WHOLE)
-                odd += replicas.differing(step, replicas.of_tied(table, other), _TIED)
+                odd = replicas.find_differing_copies(step, replicas.of_the_whole(table, other), _WHOLE)
+                odd += replicas.find_differing_copies(step, replicas.of_tied(table, other), _TIED)
             else:
-                odd = replicas.differing(step, replicas.of_moved_copies(table, self._began, other), _COPIES)
+                odd = replicas.find_differing_copies(step, replicas.of_moved_copies(table, self._began, other), _COPIES)
             if odd:
                 self._part(odd)
                 return
         for group in replicas.summing_groups(sides):
-            odd = replicas.differing(step, replicas.of_same_shape(table, group), _SUMMING)
+            odd = replicas.find_differing_copies(step, replicas.of_same_shape(table, group), _SUMMING)
             if odd:
                 self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
                 break
@@ -211,7 +211,7 @@ class Checked:
 
 def check(sides: Mapping[int, DumpTable]) -> Checked:
     """Check all collectives of a step."""
-    found = Checked(links=cross_rank.linked(sides))
+    found = Checked(links=cross_rank.match_links(sides))
     for link in sorted(found.links.links, key=lambda link: min((op for _, op in link.members), default=0)):
         if link.missing or len(link.members) < 2 or any(rank not in sides for rank, _ in link.members):
             continue
@@ -235,7 +235,7 @@ def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:
         return None  # `load_rank` says it
     if any(is_asynchronous(sides[rank].collectives.get(index, {})) for rank, index in link.members):
         return None
-    reference = _expected(link, sides, ins) if op == "allreduce" else None
+    reference = _compute_expected_mean(link, sides, ins) if op == "allreduce" else None
     wrong: list[Wrong] = []
     groups: dict[tuple[object, ...], list[int]] = {}
     for rank, rows in outs.items():
@@ -271,7 +271,7 @@ def _tensors(side: DumpTable, op: int, role: int) -> list[int]:
     return [r for r in side.rows(op) if side.role[r] == role and isinstance(side.shape[r], list) and r not in side.values and side.dtype[r]]
 
 
-def _expected(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
+def _compute_expected_mean(link: Link, sides: Mapping[int, DumpTable], ins: Mapping[int, Sequence[int]]) -> tuple[float, float] | None:
     """(mean of the result, tolerance); None when the dump does not say enough."""
     rank, op = link.members[0]
     how = reduction_of(sides[rank].collectives.get(op, {}))

@@ -15,7 +15,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from msprobe_engine.align.parameters.prefixes import unwrapped
+from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Diagnosis
@@ -91,7 +91,7 @@ def summing_groups(sides: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
             if group is not None:
                 counts = summed.setdefault(group, {})
                 counts[rank] = counts.get(rank, 0) + elements
-    trained = of_each(sides, _trained)
+    trained = of_each(sides, _count_trained_elements)
     return [
         group
         for group, counts in summed.items()
@@ -110,12 +110,12 @@ def _flat_sums(side: DumpTable) -> dict[int, int]:
     return found
 
 
-def _trained(side: DumpTable) -> int:
+def _count_trained_elements(side: DumpTable) -> int:
     """Elements of the parameters that require a gradient."""
     return sum(distances.elements(side.shape[row]) for row in _parameter_rows(side) if side.requires_grad[row])
 
 
-def differing(step: int, table: Mapping[str, Mapping[int, Row]], reason: Sentence) -> list[Odd]:
+def find_differing_copies(step: int, table: Mapping[str, Mapping[int, Row]], reason: Sentence) -> list[Odd]:
     """Parameters of one step that are known to be copies and differ between ranks.
 
     Args:
@@ -196,7 +196,7 @@ def of_tied(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[
 def _of_parameter(name: str) -> str:
     """The name of a parameter in that of a row, whatever is around the model."""
     module, _, parameter = name.partition(".parameters.")
-    return f"{unwrapped(_CALL.split(module + '.')[0].removeprefix('Module.').rpartition('.')[0])}.{parameter}"
+    return f"{strip_wrappers(_CALL.split(module + '.')[0].removeprefix('Module.').rpartition('.')[0])}.{parameter}"
 
 
 def is_equal(rows: Iterable[Row]) -> bool:

@@ -23,7 +23,7 @@ from msprobe_engine.config.severity import HARMLESS
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import difference
 from msprobe_engine.find.config.compare_settings import compare_settings
-from msprobe_engine.find.config.difference import SETTINGS, Difference, merged
+from msprobe_engine.find.config.difference import SETTINGS, Difference, merge_ranks
 
 POSITIONAL = "argument "
 """Name of a word without an option, with its number."""
@@ -86,7 +86,7 @@ def compare_arguments(
         masked = a.masked | b.masked
         out.masked |= {name for name in masked if key(name) not in {*resolved[0].masked, *resolved[1].masked}}
         out.unknown |= {name for name in out.masked & set(masked) if not masked[name] and a.terms.pattern(name).severity != HARMLESS}
-    out.differences = merged(found, tuple(set(bench) & set(cmp)))
+    out.differences = merge_ranks(found, tuple(set(bench) & set(cmp)))
     return out
 
 
@@ -166,7 +166,7 @@ def _settings_of(argument: Setting, name: str, resolved: PackSettings) -> set[st
 def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_files: tuple[Collection[str], Collection[str]]) -> Difference:
     """Under the name of the program, with the option as it is typed."""
     of_sides = ((one.bench_name, a), (one.cmp_name, b))
-    names = [f"{title} arguments: {_typed(name)}" if key(name) in side.settings else "" for name, side in of_sides]
+    names = [f"{title} arguments: {_format_argument_name(name)}" if key(name) in side.settings else "" for name, side in of_sides]
     shared = next(name for name in names if name)
     severity, why = one.severity, one.why
     if one.matters and not one.term and _START_TIME.sub("", one.bench) == _START_TIME.sub("", one.cmp) != "":
@@ -187,5 +187,5 @@ def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_file
     )
 
 
-def _typed(name: str) -> str:
+def _format_argument_name(name: str) -> str:
     return name if name.startswith(POSITIONAL) else f"--{name}"

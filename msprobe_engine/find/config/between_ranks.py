@@ -19,7 +19,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config.difference import DATASET, ENV, SETTINGS, SYSTEM, WEIGHTS, short
 from msprobe_engine.find.config.environment import of_job
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
-from msprobe_engine.find.config.system import facts, judged
+from msprobe_engine.find.config.system import classify_fact, facts
 
 NOT_THERE = "not there"
 MOST_NAMES = 6
@@ -121,7 +121,7 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
     places = side.places()
     hosts = {rank: str(place.get("host", "")) for rank, place in places.items()}
     out = Ranks(str(side.pack.path), tuple(sorted(set(side.pack.ranks) | set(places))), hosts)
-    out.missing += _missing(side, out.ranks)
+    out.missing += _describe_missing_parts(side, out.ranks)
     if len(out.ranks) < 2:
         out.notes.append("the pack has what one rank wrote; there is nothing to hold against it")
         out.missing += side.problems
@@ -143,7 +143,7 @@ def between_ranks(pack: str | Path | Pack) -> Ranks:
             return row.severity, row.why
 
         _hold(out, SETTINGS, values, of_setting)
-    _hold(out, SYSTEM, {rank: facts(one) for rank, one in side.system().items()}, judged)
+    _hold(out, SYSTEM, {rank: facts(one) for rank, one in side.system().items()}, classify_fact)
     _weights(out, side)
     out.deviations.sort(key=lambda one: (SEVERITIES.index(one.severity), one.sheet, one.name))
     out.missing += side.problems
@@ -161,7 +161,7 @@ def _values_not_shown(out: Ranks, environments: Mapping[int, Environment]) -> No
         out.missing.append(f"values that may change the numbers are masked in the pack: {', '.join(matter[:MOST_NAMES])}")
 
 
-def _missing(side: PackSide, ranks: tuple[int, ...]) -> list[str]:
+def _describe_missing_parts(side: PackSide, ranks: tuple[int, ...]) -> list[str]:
     """Ranks of the job that have written nothing, or not what others have."""
     expected = side.world_size
     absent = [] if expected is None else sorted(set(range(min(expected, MOST_RANKS))) - set(ranks))

@@ -36,7 +36,7 @@ def compare_settings(bench: PackSettings, cmp: PackSettings, file: str, content:
         file: the column ``file_name``.
         content: ``weights`` and ``data``: whether their content was compared and is equal; what is not in it was not compared.
     """
-    return _Comparison(bench, cmp, file, content or {}).settled()
+    return _Comparison(bench, cmp, file, content or {}).run()
 
 
 class _Comparison:
@@ -51,17 +51,17 @@ class _Comparison:
         self.assumed: list[str] = []
         self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
 
-    def settled(self) -> Settled:
+    def run(self) -> Settled:
         mine, theirs = dict(self.bench.settings), dict(self.cmp.settings)
         for name in [name for name in mine if name in theirs and not self._is_filled_in(name)]:
             self._pair(name, mine.pop(name), theirs.pop(name))
         self._drop_floats(mine, self.cmp)
         self._drop_floats(theirs, self.bench)
         self._by_terms(mine, theirs)
-        self._computed()
+        self._compare_derived_terms()
         self._defaults()
         self._rates()
-        self._negated(mine, theirs)
+        self._compare_negated_flags(mine, theirs)
         self._similar(mine, theirs)
         for left, side, other in ((mine, self.bench, self.cmp), (theirs, self.cmp, self.bench)):
             for name, one in left.items():
@@ -111,7 +111,7 @@ class _Comparison:
                 return
         terms = [one.term for one in self.bench.aliases(name)]
         term = self._moved_item(name, a, b) or (terms[0] if terms else None)
-        severity, why = self._judged(name, term, a, b)
+        severity, why = self._classify_difference(name, term, a, b)
         first = self._said_before(name, term, a, b) if severity != HARMLESS else ""
         if first:
             severity, why = HARMLESS, Sentence("it says again what '{0}' says", first)
@@ -211,7 +211,7 @@ class _Comparison:
 
     # -- 3: what is computed -----------------------------------------------------------------------------------------------------------
 
-    def _computed(self) -> None:
+    def _compare_derived_terms(self) -> None:
         parents = {name: {row.feeds for row in self.terms if row.name == name} - {""} for name in derived_terms()}
         for name in derived_terms():
             a, b = self._quantity(name)
@@ -286,7 +286,7 @@ class _Comparison:
 
     # -- 4: what is left -----------------------------------------------------------------------------------------------------------------
 
-    def _negated(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+    def _compare_negated_flags(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
         """``--no-x`` of one side is ``x: false`` of the other."""
         for left, right, swap in ((mine, theirs, False), (theirs, mine, True)):
             for name in [name for name in left if name.startswith("no_") and name[3:] in right]:
@@ -298,7 +298,7 @@ class _Comparison:
                 if swap:
                     a, b = b, a
                 term = self.bench.term_of(name)
-                severity, why = self._judged(name, term, a, b)
+                severity, why = self._classify_difference(name, term, a, b)
                 self._row(
                     a.name,
                     b.name,
@@ -324,7 +324,7 @@ class _Comparison:
             self.out.compared += 1
             if not normalize.same(normalize.plain(a.value), normalize.plain(b.value)):
                 term = self.bench.term_of(name)
-                severity, why = self._judged(name, term, a, b)
+                severity, why = self._classify_difference(name, term, a, b)
                 ratio = SequenceMatcher(None, a.name.lower(), b.name.lower()).ratio()
                 shown = normalize.show_value(a.value), normalize.show_value(b.value)
                 self._row(a.name, b.name, *shown, severity, why, term, f"similarity:{ratio:.3f}", _places(a, b))
@@ -335,7 +335,7 @@ class _Comparison:
         if other.opaque and one.framework and one.origin == "default":
             return
         term = side.term_of(name)
-        severity, why = self._judged(name, term, one, None)
+        severity, why = self._classify_difference(name, term, one, None)
         if term is not None and term.feeds and all(self._quantity(term.feeds)):
             return
         unknown = term is None or (term.group and term.severity == MAY)
@@ -350,7 +350,7 @@ class _Comparison:
 
     # -- what it means -------------------------------------------------------------------------------------------------------------------
 
-    def _judged(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
+    def _classify_difference(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
         severity, why = self._by_table(name, term, a, b)
         if any(isinstance(one.value, normalize.Several) for one in (a, b) if one is not None):
             why = Sentence("several commands or files of one side give it other values; {0}", why)

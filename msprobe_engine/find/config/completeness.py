@@ -23,7 +23,7 @@ def of_one_side(bench: PackSide, cmp: PackSide) -> list[str]:
         if only:
             more = f" and {len(only) - MOST_MISSING} more" if len(only) > MOST_MISSING else ""
             found.append(f"only the {SIDES[who]} pack has {', '.join(only[:MOST_MISSING])}{more}, so what is in there is not compared")
-        found += [f"only in the {SIDES[who]} pack something is in {name}" for name in _emptied(side, other)]
+        found += [f"only in the {SIDES[who]} pack something is in {name}" for name in _find_emptied_entries(side, other)]
         for part in ("system", "random"):  # of ranks only those that there are: a launcher tells where they run
             if parts := _parts_of_one_side(side, other, part):
                 more = f" and {len(parts) - MOST_MISSING} more" if len(parts) > MOST_MISSING else ""
@@ -50,7 +50,7 @@ def _of_other_steps(of_step: tuple[str, int, int], other: PackSide) -> bool:
     return len(steps) == 1 and step not in steps
 
 
-def _emptied(side: PackSide, other: PackSide) -> list[str]:
+def _find_emptied_entries(side: PackSide, other: PackSide) -> list[str]:
     """Entries that are empty on the other side alone."""
     both = (name for name in side.pack.names if name in other.pack)
     return [name for name in both if other.pack.size(name) <= EMPTY < side.pack.size(name)][:MOST_MISSING]
@@ -61,7 +61,7 @@ def _parts_of_one_side(side: PackSide, other: PackSide, part: str) -> list[str]:
     mine, theirs = side.pack.by_rank(part), other.pack.by_rank(part)
     found = set()
     for rank in mine.keys() & theirs.keys():
-        a, b = side.mapping(mine[rank]), other.mapping(theirs[rank])
+        a, b = side.read_mapping(mine[rank]), other.read_mapping(theirs[rank])
         found |= {name for name, value in a.items() if value not in ({}, [], None) and b.get(name) in ({}, [], None)}
         if part == "random":
             states, others = a.get("states"), b.get("states")

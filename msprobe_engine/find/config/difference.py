@@ -195,7 +195,7 @@ def in_order(differences: Iterable[Difference]) -> list[Difference]:
     return sorted(differences, key=lambda d: (SEVERITIES.index(d.severity), _CAUSES.index(d.sheet), d.name, d.ranks, d.steps))
 
 
-def merged(differences: Iterable[tuple[tuple[int, ...], Difference]], everyone: tuple[int, ...]) -> list[Difference]:
+def merge_ranks(differences: Iterable[tuple[tuple[int, ...], Difference]], everyone: tuple[int, ...]) -> list[Difference]:
     """The same difference seen at several ranks is one, with these ranks; without ranks when it is all of `everyone`."""
     found: dict[Difference, set[int]] = {}
     for ranks, one in differences:
@@ -203,7 +203,7 @@ def merged(differences: Iterable[tuple[tuple[int, ...], Difference]], everyone: 
     return [replace(one, ranks=() if ranks >= set(everyone) else tuple(sorted(ranks))) for one, ranks in found.items()]
 
 
-def folded(differences: Iterable[Difference]) -> list[Difference]:
+def fold_differences(differences: Iterable[Difference]) -> list[Difference]:
     """`MANY` or more of one kind (all weights after another seed) are one, with the first names."""
     alike: dict[tuple[str, str, str, tuple[int, ...], tuple[int, ...]], list[Difference]] = {}
     for one in differences:

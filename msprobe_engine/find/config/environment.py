@@ -12,7 +12,7 @@ from msprobe_engine.config.severity import ERROR, HARMLESS
 from msprobe_engine.core.process.user_key import KEY
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import difference
-from msprobe_engine.find.config.difference import ENV, SIDES, Difference, Sheet, merged
+from msprobe_engine.find.config.difference import ENV, SIDES, Difference, Sheet, merge_ranks
 
 _NPU = "ASCEND"
 """A side is one of NPUs when a variable has this in its name, as the existing tool tells it."""
@@ -40,16 +40,16 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
         sheet.compared = max(sheet.compared, len({*a.values, *a.withheld, *b.values, *b.withheld} - without))
         unknown |= without
         keys.add(bool(mine.key and theirs.key))
-    sheet.differences = merged(found, tuple(set(bench) & set(cmp)))
+    sheet.differences = merge_ranks(found, tuple(set(bench) & set(cmp)))
     rules = environment_rules()
     sheet.unknown = tuple(sorted(name for name in unknown if rules.may_change(name) and not names_secret(name)))
     sheet.not_shown = len(unknown)
     if unknown:
-        sheet.notes.append(_note(unknown, both_keys=all(keys)))
+        sheet.notes.append(_describe_unknown_variables(unknown, both_keys=all(keys)))
     return sheet
 
 
-def _note(unknown: set[str], *, both_keys: bool) -> str:
+def _describe_unknown_variables(unknown: set[str], *, both_keys: bool) -> str:
     names = sorted(unknown)
     shown = ", ".join(names[:_MOST_NAMES]) + (f" and {len(names) - _MOST_NAMES} more" if len(names) > _MOST_NAMES else "")
     why = Sentence("the packs were made with different keys") if both_keys else Sentence("not both packs were made with a key ({0})", KEY)
@@ -121,12 +121,14 @@ def _by_digest(rule: Rule, name: str, a: Environment, b: Environment) -> list[Di
 def _difference(rule: Rule, names: tuple[str, str], x: str | None, y: str | None) -> Difference:
     if names[0] == names[1] and rule.severity != HARMLESS and not rule.default and not rule.by_name and (x is None or y is None):
         one = Sentence("not set on the {0} side, where the library decides", SIDES["bench" if x is None else "cmp"])
-        return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, Sentence("{0}; {1}", rule.why, one), level=ERROR)
+        return Difference(
+            ENV, *names, _format_value(rule, x), _format_value(rule, y), rule.severity, Sentence("{0}; {1}", rule.why, one), level=ERROR
+        )
     verdict = "" if rule.severity == HARMLESS else ERROR
-    return Difference(ENV, *names, _shown(rule, x), _shown(rule, y), rule.severity, rule.why, level=verdict)
+    return Difference(ENV, *names, _format_value(rule, x), _format_value(rule, y), rule.severity, rule.why, level=verdict)
 
 
-def _shown(rule: Rule, value: str | None) -> str:
+def _format_value(rule: Rule, value: str | None) -> str:
     if value is not None:
         return value
     return rule.default[0] if rule.default else "not set"

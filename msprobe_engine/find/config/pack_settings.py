@@ -47,11 +47,11 @@ class PackSide:
     def __init__(self, pack: Pack) -> None:
         self.pack = pack
         self.problems: list[str] = list(pack.problems)
-        self.meta = self.mapping(entries.META)
-        self.static = self.mapping(entries.STATIC_SETTINGS)
+        self.meta = self.read_mapping(entries.META)
+        self.static = self.read_mapping(entries.STATIC_SETTINGS)
         self.versions = {name: versions[0] for name, versions in self._packages().items()}
         for sentence in _missing_of(self):
-            self._say(f"{one_line(str(pack.path))}: {sentence}")
+            self._add_problem(f"{one_line(str(pack.path))}: {sentence}")
 
     @property
     def world_size(self) -> int | None:
@@ -77,10 +77,11 @@ class PackSide:
         ranks, withheld = self.pack.by_rank("env"), self.pack.by_rank("withheld")
         if by_rank and ranks:
             return {
-                rank: of_entries(self.mapping(name), self.mapping(withheld.get(rank, "")), _SESSION_KEY) for rank, name in ranks.items()
+                rank: of_entries(self.read_mapping(name), self.read_mapping(withheld.get(rank, "")), _SESSION_KEY)
+                for rank, name in ranks.items()
             }
-        one = self.mapping(entries.ENV) if entries.ENV in self.pack else self.mapping(next(iter(ranks.values()), ""))
-        all_ranks = of_entries(one, self.mapping(next(iter(withheld.values()), "")), _SESSION_KEY)
+        one = self.read_mapping(entries.ENV) if entries.ENV in self.pack else self.read_mapping(next(iter(ranks.values()), ""))
+        all_ranks = of_entries(one, self.read_mapping(next(iter(withheld.values()), "")), _SESSION_KEY)
         set_by_scripts = self.static.get("env")
         if not isinstance(set_by_scripts, dict):
             return {NO_RANK: all_ranks}
@@ -115,15 +116,15 @@ class PackSide:
             sides: dict[int, PackSettings] = {}
             known: dict[str, PackSettings] = {}
             for rank, name in ranks.items() if by_rank else list(ranks.items())[:1]:
-                entry = {name: one for name, one in self.mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
+                entry = {name: one for name, one in self.read_mapping(name).items() if name.rpartition(".")[2] not in OF_RANK}
                 text = json.dumps(entry, sort_keys=True, default=str)  # most ranks have the same
                 if text not in known:
-                    known[text] = self._side(_resolved(entry))
+                    known[text] = self._side(_read_resolved_settings(entry))
                 sides[rank if by_rank else NO_RANK] = known[text]
             return sides
         if ranks:  # ours, beside a pack of the existing tool: what was resolved says more than null
-            return {NO_RANK: self._side(_resolved(self.mapping(next(iter(ranks.values())))))}
-        dynamic = [Setting(name, value, framework="megatron") for name, value in self.mapping(entries.DYNAMIC).items()]
+            return {NO_RANK: self._side(_read_resolved_settings(self.read_mapping(next(iter(ranks.values())))))}
+        dynamic = [Setting(name, value, framework="megatron") for name, value in self.read_mapping(entries.DYNAMIC).items()]
         return {NO_RANK: self._side(dynamic, opaque=not self.pack.ours)}
 
     def ranks_with_settings(self) -> bool:
@@ -136,54 +137,54 @@ class PackSide:
     def _static(self) -> list[Setting]:
         values = self.static.get("values")
         if isinstance(values, dict) and values:
-            return [_found(name, judged_name(name, values), one) for name, one in values.items()]
-        values = self.mapping(entries.STATIC)
+            return [_read_static_setting(name, judged_name(name, values), one) for name, one in values.items()]
+        values = self.read_mapping(entries.STATIC)
         return [Setting(name, _each(mask_setting(judged_name(name, values), value))) for name, value in values.items()]
 
     def tensors(self, part: str) -> Tensors:
         """``weights`` or ``dataset``, of the existing tool and ours."""
         flat = flat_tags if part == "dataset" else _tensors_of
-        existing = _Entries(self.pack.list_existing_entries(part), lambda name: flat(self.mapping(name)))
-        return Tensors(existing, _Entries(self.pack.by_step(part), self.mapping))
+        existing = _Entries(self.pack.list_existing_entries(part), lambda name: flat(self.read_mapping(name)))
+        return Tensors(existing, _Entries(self.pack.by_step(part), self.read_mapping))
 
     def random(self) -> tuple[dict[int, Any], dict[int, Any]]:
         """The existing tool's entries by rank, and ours."""
         existing = {
-            rank: {function: calls for function, calls in self.mapping(name).items() if isinstance(calls, list)}
+            rank: {function: calls for function, calls in self.read_mapping(name).items() if isinstance(calls, list)}
             for (_, rank), name in self.pack.list_existing_entries("random").items()
         }
-        return existing, {rank: self.mapping(name) for rank, name in self.pack.by_rank("random").items()}
+        return existing, {rank: self.read_mapping(name) for rank, name in self.pack.by_rank("random").items()}
 
     def system(self) -> dict[int, Mapping[str, Any]]:
         """Drivers, devices, flags by rank."""
-        return {rank: self.mapping(name) for rank, name in self.pack.by_rank("system").items()}
+        return {rank: self.read_mapping(name) for rank, name in self.pack.by_rank("system").items()}
 
     def places(self) -> dict[int, Mapping[str, Any]]:
         """Where the ranks ran: ``host``, ``node``."""
-        return {rank: self.mapping(name) for rank, name in self.pack.by_rank("ranks").items()}
+        return {rank: self.read_mapping(name) for rank, name in self.pack.by_rank("ranks").items()}
 
     def _packages(self) -> dict[str, list[str]]:
         try:
             return self.pack.packages()
         except DumpFormatError as error:
-            self._say(str(error))
+            self._add_problem(str(error))
             return {}
 
-    def mapping(self, name: str) -> dict[str, Any]:
+    def read_mapping(self, name: str) -> dict[str, Any]:
         """An entry that is an object; empty where it is not there, or damaged, which `problems` says."""
         try:
             found = self.pack.mapping(name)
         except DumpFormatError as error:
-            self._say(str(error))
+            self._add_problem(str(error))
             return {}
         if _is_deep(found):
-            self._say(
+            self._add_problem(
                 f"{self.pack.path}: entry {one_line(name)} is nested more than {MOST_LEVELS} levels deep, which no pack's is; left out"
             )
             return {}
         return found
 
-    def _say(self, problem: str) -> None:
+    def _add_problem(self, problem: str) -> None:
         if problem not in self.problems:
             self.problems.append(problem)
 
@@ -217,7 +218,7 @@ def _tensors_of(entry: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
     return {name: one for name, one in entry.items() if isinstance(one, dict)}
 
 
-def _resolved(entry: Mapping[str, Any]) -> list[Setting]:
+def _read_resolved_settings(entry: Mapping[str, Any]) -> list[Setting]:
     """Our entry: name -> ``{"value", "origin", "where", "framework"}``; where two frameworks give a name other values, the second's is
     ``framework:name``."""
     return [
@@ -233,7 +234,7 @@ def _resolved(entry: Mapping[str, Any]) -> list[Setting]:
     ]
 
 
-def _found(name: str, judged: str, one: Any) -> Setting:
+def _read_static_setting(name: str, judged: str, one: Any) -> Setting:
     """Our entry of a static collection: ``{"value", "where", "file", "line", "known"}``.
 
     Args:
@@ -302,7 +303,7 @@ def _never_empty(side: PackSide) -> Iterator[str]:
 
 def _counts(side: PackSide, rank: int, name: str) -> Iterator[str]:
     """The list of what was withheld says how long it is, and how many values stand beside it."""
-    entry = side.mapping(name)
+    entry = side.read_mapping(name)
     if not all(isinstance(entry.get(key), kind) for key, kind in (("variables", dict), ("key_id", str), ("values", int), ("names", int))):
         yield f"{name} does not say what was withheld"
         return
@@ -310,5 +311,5 @@ def _counts(side: PackSide, rank: int, name: str) -> Iterator[str]:
         yield f"{name} names {len(entry['variables'])} variables, and {entry['names']} were withheld"
     where = side.pack.by_rank("env").get(rank, entries.ENV)
     for place in dict.fromkeys((where, entries.ENV) if rank == 0 else (where,)):
-        if place in side.pack and len(side.mapping(place)) != entry["values"]:
-            yield f"{place} has the values of {len(side.mapping(place))} variables, and {entry['values']} were collected"
+        if place in side.pack and len(side.read_mapping(place)) != entry["values"]:
+            yield f"{place} has the values of {len(side.read_mapping(place))} variables, and {entry['values']} were collected"

@@ -21,7 +21,7 @@ from msprobe_engine.find.config import completeness, difference
 from msprobe_engine.find.config.arguments import compare_arguments, with_arguments
 from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.find.config.comparison import Comparison
-from msprobe_engine.find.config.difference import NO_RANK, ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, merged
+from msprobe_engine.find.config.difference import NO_RANK, ONLY_BENCH, ONLY_CMP, SIDES, Difference, Sheet, merge_ranks
 from msprobe_engine.find.config.environment import compare_env
 from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, STATIC_FILE, PackSide
 from msprobe_engine.find.config.packages import compare_packages
@@ -46,7 +46,7 @@ def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tup
         DumpFormatError: a path is no pack.
     """
     sides = [PackSide(one if isinstance(one, Pack) else read_pack(one)) for one in (bench, cmp)]
-    return _Work(sides[0], sides[1], only).done()
+    return _Work(sides[0], sides[1], only).run()
 
 
 class _Work:
@@ -55,9 +55,9 @@ class _Work:
         self.out = Comparison(os.fspath(bench.pack.path), os.fspath(cmp.pack.path))
         sizes = bench.world_size, cmp.world_size
         self.other_ranks = None not in sizes and sizes[0] != sizes[1]
-        self.other_cut = self.other_ranks or _cut(bench) != _cut(cmp)
+        self.other_cut = self.other_ranks or _find_parallel_sizes(bench) != _find_parallel_sizes(cmp)
 
-    def done(self) -> Comparison:
+    def run(self) -> Comparison:
         checkers: dict[str, Callable[[], Sheet]] = {
             difference.ENV: self._env,
             difference.PIP: lambda: compare_packages(self.bench.packages(), self.cmp.packages()),
@@ -79,7 +79,7 @@ class _Work:
             *[name for name in checkers if name != difference.SETTINGS],
             difference.SETTINGS,
         ):  # settings may point to what was compared
-            if self._compared(name, found):
+            if self._is_in_both_packs(name, found):
                 self.found = found
                 found[name] = checkers[name]()
                 self.out.notes += found[name].notes
@@ -104,10 +104,10 @@ class _Work:
             self.out.problems.append(f"what may change the numbers cannot be compared, see the notes: {names}")
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.problems += [f"{SIDES[who]}: {problem}" for problem in side.problems]
-            self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_described(side)}
+            self.out.sides[who] = {"path": os.fspath(side.pack.path), "ours": side.pack.ours, **_describe_pack(side)}
         return self.out
 
-    def _compared(self, name: str, found: dict[str, Sheet]) -> bool:
+    def _is_in_both_packs(self, name: str, found: dict[str, Sheet]) -> bool:
         """Do both packs have it? What only one has is a difference of its own."""
         has = self.bench.has(name), self.cmp.has(name)
         if self.only is not None and name not in self.only:
@@ -166,7 +166,7 @@ class _Work:
                 self.out.notes += [note for note in settled.notes if note not in self.out.notes]
                 sheet.unknown = tuple(sorted({*sheet.unknown, *settled.unknown}))
                 sheet.not_shown = len(sheet.unknown)
-            sheet.differences += merged(found, tuple(both))
+            sheet.differences += merge_ranks(found, tuple(both))
         return sheet
 
     def _comparable(self, differences: list[Difference], file: str, bench: PackSettings, cmp: PackSettings) -> list[Difference]:
@@ -248,7 +248,7 @@ class _Work:
                 sheet.differences.append(Difference(difference.SYSTEM, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR))
 
 
-def _cut(side: PackSide) -> set[tuple[str, Any]]:
+def _find_parallel_sizes(side: PackSide) -> set[tuple[str, Any]]:
     """How the model is dealt out to the ranks, as far as the settings say it."""
     ranks = side.settings(DYNAMIC_FILE, True).values() if side.ranks_with_settings() else ()
     return {(name, one.value) for settings in ranks for name, one in settings.settings.items() if name.endswith("_model_parallel_size")}
@@ -280,7 +280,7 @@ def _own_files(side: PackSide) -> set[str]:
     return {side.pack.path.name, *(Path(name).name for name in names if isinstance(name, str))}
 
 
-def _described(side: PackSide) -> dict[str, object]:
+def _describe_pack(side: PackSide) -> dict[str, object]:
     """Where a pack is from, for the head of a report."""
     meta = {key: side.meta[key] for key in ("framework", "world_size", "host", "created") if side.meta.get(key)}
     return meta | {"ranks": len(side.pack.ranks)}

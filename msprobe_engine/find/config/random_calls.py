@@ -13,7 +13,7 @@ from typing import Any
 
 from msprobe_engine.config.severity import CHANGES, ERROR, MAY, WARNING
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.config.difference import RANDOM, SIDES, Difference, Sheet, merged, short
+from msprobe_engine.find.config.difference import RANDOM, SIDES, Difference, Sheet, merge_ranks, short
 
 NO_MATCH = "no match stack"
 _FRAME = re.compile(r"File (?P<file>.*), line (?P<line>[0-9]+), in (?P<function>[^,]*), ?(?P<code>.*)", re.DOTALL)
@@ -49,8 +49,8 @@ def compare_random(
                 sheet.compared += 1
                 if one is not None:
                     mine.append(one)
-        found += [((rank,), one) for one in _explained(mine, _states(ours[0], ours[1]))]
-    sheet.differences = merged(found, tuple(both))
+        found += [((rank,), one) for one in _attach_causes(mine, _states(ours[0], ours[1]))]
+    sheet.differences = merge_ranks(found, tuple(both))
     return sheet
 
 
@@ -59,7 +59,7 @@ def _function(
 ) -> list[tuple[dict[str, Any], Difference | None]]:
     """A row for every place a function is called from."""
     out = []
-    for a, b in matched([_call(one) for one in mine], [_call(one) for one in theirs]):
+    for a, b in match_calls([_call(one) for one in mine], [_call(one) for one in theirs]):
         counts = (a[1] if a else 0), (b[1] if b else 0)
         stacks = ["\n".join(one[2]) if one else NO_MATCH for one in (a, b)]
         one = _difference(name, a, b, seeds)
@@ -93,10 +93,10 @@ def _frame(line: str) -> tuple[str, str, str]:
     return m["file"].replace("\\", "/").rpartition("/")[2], m["function"], " ".join(m["code"].split())
 
 
-def matched(mine: list[Call], theirs: list[Call]) -> list[tuple[Call | None, Call | None]]:
+def match_calls(mine: list[Call], theirs: list[Call]) -> list[tuple[Call | None, Call | None]]:
     """Pairs of calls from the same place: first those whose stacks are equal, then those in the same functions with another line of
     code. Calls of the same stack are one, their counts added."""
-    a, b = _summed(mine), _summed(theirs)
+    a, b = _sum_equal_stacks(mine), _sum_equal_stacks(theirs)
     out: list[tuple[Call | None, Call | None]] = [(a.pop(stack), b.pop(stack)) for stack in list(a) if stack in b]
     for rough in (_functions, _last_function):
         left: dict[Any, list[Stack]] = {}
@@ -109,7 +109,7 @@ def matched(mine: list[Call], theirs: list[Call]) -> list[tuple[Call | None, Cal
     return [*out, *((one, None) for one in a.values()), *((None, one) for one in b.values())]
 
 
-def _summed(calls: list[Call]) -> dict[Stack, Call]:
+def _sum_equal_stacks(calls: list[Call]) -> dict[Stack, Call]:
     found: dict[Stack, Call] = {}
     for stack, count, lines in calls:
         before = found.get(stack)
@@ -174,7 +174,7 @@ def _seeds(entry: Mapping[str, Any]) -> Arguments:
     return found
 
 
-def _explained(calls: list[Difference], states: list[Difference]) -> list[Difference]:
+def _attach_causes(calls: list[Difference], states: list[Difference]) -> list[Difference]:
     """What is to be said of one rank: seeding functions that a seeding function of the framework calls, and states that are others
     because of calls, are told with their cause."""
     causes = [one for one in calls if not _INSIDE.search(one.why)]

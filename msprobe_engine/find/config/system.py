@@ -11,7 +11,7 @@ from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import difference
-from msprobe_engine.find.config.difference import SIDES, SYSTEM, Difference, Sheet, merged
+from msprobe_engine.find.config.difference import SIDES, SYSTEM, Difference, Sheet, merge_ranks
 
 RULES: tuple[tuple[str, str, str], ...] = (
     (
@@ -60,7 +60,7 @@ def compare_system(bench: Mapping[int, Mapping[str, Any]], cmp: Mapping[int, Map
         a, b = (facts({name: side[name] for name in side if name in both}) for side in (mine, theirs))
         sheet.compared = max(sheet.compared, len(set(a) | set(b)))
         found += [(ranks, one) for one in _differences(a, b)]
-    sheet.differences = merged(found, tuple(set(bench) & set(cmp)))
+    sheet.differences = merge_ranks(found, tuple(set(bench) & set(cmp)))
     return sheet
 
 
@@ -82,16 +82,16 @@ def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Differe
         x, y = a.get(name), b.get(name)
         if normalize.same(normalize.plain(x), normalize.plain(y)):
             continue
-        severity, why = judged(name)
+        severity, why = classify_fact(name)
         if (name in a) != (name in b) and severity != HARMLESS:
             severity, why = MAY, Sentence("{0}; the {1} side does not say it", why, SIDES["cmp" if name in a else "bench"])
-        yield Difference(SYSTEM, name, name, _shown(name in a, x), _shown(name in b, y), severity, why)
+        yield Difference(SYSTEM, name, name, _format_fact(name in a, x), _format_fact(name in b, y), severity, why)
 
 
-def judged(name: str) -> tuple[str, str]:
+def classify_fact(name: str) -> tuple[str, str]:
     """Severity and sentence of a fact."""
     return next(((severity, why) for pattern, severity, why in _RULES if pattern.search(name)), (HARMLESS, _OF_MACHINE))
 
 
-def _shown(known: bool, value: Any) -> str:
+def _format_fact(known: bool, value: Any) -> str:
     return normalize.show_value(value) if known else "not known"

@@ -13,7 +13,7 @@ from msprobe_engine.core.redaction import NO_KEY
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import some
-from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, merged, short
+from msprobe_engine.find.config.difference import DATASET, HAS_BENCH, HAS_CMP, SIDES, WEIGHTS, Difference, Sheet, merge_ranks, short
 
 STATISTICS = ("max", "min", "mean", "norm")
 REDACTED = "redacted"
@@ -79,7 +79,7 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
         other_cut: the model may be dealt out to the ranks in another way, so what a rank lacks may be another's.
     """
     work = _Comparison(WEIGHTS, "weight_name", bench, cmp, other_ranks, other_cut)
-    sheet = work.compared()
+    sheet = work.run()
     first = min((step for step, _ in bench.places & cmp.places), default=0)
     found: list[tuple[tuple[int, ...], Difference]] = []
     later: Counter[str] = Counter()
@@ -93,7 +93,7 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
         mine, theirs = seen[steps[0]]
         why, severity = _why_weights(mine, theirs, other_cut)
         found.append(((rank,), Difference(WEIGHTS, name, name, _text(mine), _text(theirs), severity, why, steps=tuple(steps), level=ERROR)))
-    sheet.differences += merged(found, work.everyone)
+    sheet.differences += merge_ranks(found, work.everyone)
     if later:
         names = f"{len(later)} tensors: {', '.join(sorted(later)[:MOST_NAMES])}{', ...' if len(later) > MOST_NAMES else ''}"
         why = Sentence("they are equal at step {0} and other ones from step {1} on: another input or update before it", first, int(since))
@@ -112,7 +112,7 @@ def compare_dataset(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) 
         other_ranks: the runs have another number of ranks, so ranks of one side only are no difference.
     """
     work = _Comparison(DATASET, "tag", bench, cmp, other_ranks)
-    sheet = work.compared()
+    sheet = work.run()
     moved = _same_samples(bench, cmp) if work.unequal or other_ranks else {}
     by_why: dict[tuple[str, int, str, str], dict[int, tuple[Any, Any]]] = {}
     for (tag, rank), seen in work.unequal.items():
@@ -126,7 +126,7 @@ def compare_dataset(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) 
         mine, theirs = seen[min(seen)]
         one = Difference(DATASET, tag, tag, _text(mine), _text(theirs), severity, why, steps=tuple(sorted(seen)), level=ERROR)
         found.append(((rank,), one))
-    sheet.differences += merged(found, work.everyone)
+    sheet.differences += merge_ranks(found, work.everyone)
     for tag, why in moved.items():
         sheet.differences.append(Difference(DATASET, tag, tag, "", "", MAY, why))
     return sheet
@@ -145,13 +145,13 @@ class _Comparison:
         self.undigested: set[str] = set()
         self.everyone = tuple({rank for _, rank in bench.places & cmp.places})
 
-    def compared(self) -> Sheet:
+    def run(self) -> Sheet:
         one_sided: dict[tuple[str, str], dict[str, set[int]]] = {}
         for place in sorted(self.bench.places | self.cmp.places):
             if place in self.bench.places and place in self.cmp.places:
                 self._place(place, one_sided)
             else:
-                self._missing(place)
+                self._add_missing_place(place)
         self._absent_places()
         if self.hidden:
             hidden = ", ".join(sorted(self.hidden)[:MOST_NAMES]) + (", ..." if len(self.hidden) > MOST_NAMES else "")
@@ -204,7 +204,7 @@ class _Comparison:
             if not equal or ("value" not in a[name] and len(self.sheet.rows) < MOST_EQUAL_ROWS):
                 self._row(place, name, equal, a[name], b[name])
 
-    def _missing(self, place: Place) -> None:
+    def _add_missing_place(self, place: Place) -> None:
         """A step of a rank that one side has alone: every name a row, as the existing tool has it."""
         side, word = (self.bench, HAS_BENCH) if place in self.bench.places else (self.cmp, HAS_CMP)
         for name in sorted(side.at(place, self.digests)):
@@ -246,12 +246,12 @@ def named_alike(a: Mapping[str, Any], b: dict[str, Any]) -> dict[str, Any]:
     plain: tuple[dict[str, list[str]], dict[str, list[str]]] = {}, {}
     for names, mine, theirs in zip(plain, (a, b), (b, a)):
         for name in mine.keys() - theirs.keys():
-            names.setdefault(_unwrapped(name), []).append(name)
+            names.setdefault(_strip_wrappers(name), []).append(name)
     renamed = {plain[1][name][0]: plain[0][name][0] for name in plain[0] if len(plain[0][name]) == len(plain[1].get(name, ())) == 1}
     return {renamed.get(name, name): one for name, one in b.items()} if renamed else b
 
 
-def _unwrapped(name: str) -> str:
+def _strip_wrappers(name: str) -> str:
     parts = [part for part in name.split(".") if part not in _WRAPPERS]
     while len(parts) > 1 and parts[0] == "module":
         parts.pop(0)

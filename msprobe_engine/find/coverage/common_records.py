@@ -36,15 +36,15 @@ def restrict_to_common(target: Sides, golden: Sides, evidence: list[str]) -> tup
     levels = _of(target, "level"), _of(golden, "level")
     if levels[0] != levels[1]:
         target, golden = _families(target, golden)
-        _say(
+        _add_evidence(
             evidence,
             Sentence("The dumps are of levels {0} and {1}: only kinds of records that both have are compared.", levels[0], levels[1]),
         )
     chosen = _of(target, "selection"), _of(golden, "selection")
     if chosen[0] != chosen[1] and target.keys() == golden.keys():
-        pairs = {rank: _matched(side, golden[rank]) for rank, side in target.items()}
+        pairs = {rank: _restrict_to_matches(side, golden[rank]) for rank, side in target.items()}
         target, golden = {rank: pair[0] for rank, pair in pairs.items()}, {rank: pair[1] for rank, pair in pairs.items()}
-        _say(
+        _add_evidence(
             evidence,
             Sentence(
                 "The dumps hold other selections of records ({0}, in the golden run {1}): what only one of them holds is left out.",
@@ -108,7 +108,7 @@ def say_one_sided(found: Divergence) -> bool:
     return said
 
 
-def _say(evidence: list[str], sentence: str) -> None:
+def _add_evidence(evidence: list[str], sentence: str) -> None:
     if sentence not in evidence:
         evidence.append(sentence)
 
@@ -137,6 +137,6 @@ def _family(name: str) -> str:
     return _COLLECTIVE if is_collective(name) else _FUNCTION
 
 
-def _matched(target: DumpTable, golden: DumpTable) -> tuple[DumpTable, DumpTable]:
+def _restrict_to_matches(target: DumpTable, golden: DumpTable) -> tuple[DumpTable, DumpTable]:
     pairs = match_structure(target, golden).pairs
     return subset(target, sorted(i for i, _ in pairs)), subset(golden, sorted(j for _, j in pairs))

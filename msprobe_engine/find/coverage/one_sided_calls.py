@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 
-from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import of_reducer
@@ -23,7 +23,7 @@ from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import firsts
 
 
-def note(found: Diagnosis, divergence: Divergence) -> bool:
+def add_one_sided_calls(found: Diagnosis, divergence: Divergence) -> bool:
     """Calls of one side alone, and their order; returns True where some of these calls may change something that no number shows."""
     counts = False
     _note_order(found, divergence)
@@ -36,7 +36,11 @@ def note(found: Diagnosis, divergence: Divergence) -> bool:
         alone: list[list[int]] = []
         for tree, other, records in ((*trees, structure.only_target), (*trees[::-1], structure.only_golden)):
             told = dump_dialects.recorded_by_both(tree.side, other.side)
-            mine = (op for op in other_ways.counted(tree, other, records) if told[op] and (both or not names.is_module(tree.side.ops[op])))
+            mine = (
+                op
+                for op in other_ways.select_possible_differences(tree, other, records)
+                if told[op] and (both or not names.is_module(tree.side.ops[op]))
+            )
             alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
         same = _come_to_the_same(walker, alone) if all(alone) else (set(), set())
         alone = [[op for op in some if op not in known] for some, known in zip(alone, same)]
@@ -112,7 +116,7 @@ def _note_order(found: Diagnosis, divergence: Divergence) -> None:
 def _other_order(walker: DifferenceWalk) -> tuple[str, ...] | None:
     """How many records stand elsewhere, the first of them, and its place on both sides."""
     side, golden = walker.side, walker.golden.side
-    if crossed(side, golden) or dump_dialects.differ(side, golden):
+    if are_of_different_frameworks(side, golden) or dump_dialects.differ(side, golden):
         return None
     moved = out_of_order([pair for pair in walker.structure.pairs if not of_reducer(side.ops[pair[0]])])
     return (f"{len(moved):,}", side.ops[moved[0][0]], str(moved[0][0] + 1), str(moved[0][1] + 1)) if moved else None
@@ -126,7 +130,7 @@ def on_one_side(walker: DifferenceWalk) -> tuple[list[str], list[str]]:
     """
     found: tuple[list[str], list[str]] = [], []
     sides = walker.side, walker.golden.side
-    if dump_dialects.differ(*sides) or crossed(*sides) or not walker.structure.pairs:
+    if dump_dialects.differ(*sides) or are_of_different_frameworks(*sides) or not walker.structure.pairs:
         return found
     pairs = np.array(walker.structure.pairs, np.int64).reshape(-1, 2)
     counts = [np.diff(firsts(side))[pairs[:, k]] for k, side in enumerate(sides)]

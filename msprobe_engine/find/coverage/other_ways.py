@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from msprobe_engine.align.calls.call_tree import FOREACH, FUSED, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.align.parameters.prefixes import bare, unwrapped
+from msprobe_engine.align.parameters.prefixes import bare, strip_wrappers
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
@@ -21,7 +21,7 @@ _WITHOUT_EFFECT = frozenset(("zero_", "detach_", "requires_grad_", "record_strea
 _RANDOM = ("drop", "rand", "bernoulli", "multinomial", "normal_", "uniform_", "exponential_", "seed")
 
 
-def counted(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
+def select_possible_differences(tree: Tree, other: Tree, records: Iterable[int]) -> list[int]:
     """The records of a tree, without partners in the other one, that may be a difference."""
     update = tree.last_backward if update_in_other_ways(tree, other) else len(tree.kinds)
     return [op for op in records if op <= update and not of_reducer(tree.side.ops[op]) and not _is_wrapper(tree, op)]
@@ -166,7 +166,7 @@ def only_wrapped(renamed: Mapping[str, str]) -> bool:
     return one or all(bare(mine) == bare(its) for mine, its in renamed.items())
 
 
-def said(target: Tree, golden: Tree) -> str | None:
+def describe_ways_of_update(target: Tree, golden: Tree) -> str | None:
     """That the optimizers update in other ways."""
     if not update_in_other_ways(target, golden):
         return None
@@ -182,4 +182,4 @@ def said(target: Tree, golden: Tree) -> str | None:
 def _is_wrapper(tree: Tree, op: int) -> bool:
     """A call of a module around the whole model."""
     kind = tree.kinds[op]
-    return len(kind) == 4 and not unwrapped(kind[2])
+    return len(kind) == 4 and not strip_wrappers(kind[2])

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from msprobe_engine.align.mapping.data import module_place
-from msprobe_engine.align.mapping.user_mapping import proposed
+from msprobe_engine.align.mapping.user_mapping import propose_mapping
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.mapping_file import write_mapping
 
@@ -22,7 +22,7 @@ def add_renames(found: Diagnosis, divergence: Divergence) -> None:
     """Add the pairs of names of a step to `found.mapping`."""
     for rank, walker in divergence.walkers.items():
         if rank not in divergence.wholes and divergence.structures[rank].renamed:
-            found.mapping |= proposed(walker.target, walker.golden, divergence.structures[rank])
+            found.mapping |= propose_mapping(walker.target, walker.golden, divergence.structures[rank])
 
 
 def report_renames(found: Diagnosis) -> None:

@@ -55,7 +55,7 @@ _FAR, _FARTHEST = 8, 2000
 """Calls to go back through when elements have changed places: from one to the next, and in all."""
 
 
-def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def attribute_to_unmatched_call(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """What takes in the output of a call that only one side has: that call is the origin."""
     if origin.kind not in (TAKEN, RESULT):
         return
@@ -70,7 +70,7 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
             origin.op, origin.partner, origin.kind = blamed, -1, EXTRA
             return
     if origin.kind == RESULT:
-        _rearranged(walker, origin)
+        _attribute_to_rearrangement(walker, origin)
     elif origin.other >= 0:
         writer = _writer(walker, origin)
         if writer is not None:
@@ -80,7 +80,7 @@ def unmatched(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         if lost is not None and lost in walker.missing:
             origin.partner, origin.kind = _first(golden, lost, walker.missing), MISSING
         elif lost is not None:
-            _unused(walker, origin, lost)
+            _attribute_to_unused_collective(walker, origin, lost)
             call = walker.back.get(lost)
             tensor = isinstance(walker.side.shape[origin.row], list)  # else the call was made without what the other one was given
             if origin.kind == TAKEN and tensor:
@@ -130,7 +130,7 @@ def _is_backward(tree: Tree, op: int) -> bool:
     return tree.gradients[op] or tree.kinds[op][0] == "backward"
 
 
-def _rearranged(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def _attribute_to_rearrangement(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
     """The same numbers went in and others came out, though the call was made alike: elements that go in have changed places, or are other
     truth values.
 
@@ -237,7 +237,7 @@ def _api(side: DumpTable, op: int) -> str | None:
     return parts[-3] if called else None
 
 
-def _unused(walker: DifferenceWalk, origin: DifferenceOrigin, lost: int) -> None:
+def _attribute_to_unused_collective(walker: DifferenceWalk, origin: DifferenceOrigin, lost: int) -> None:
     """What the golden side takes in comes out of a collective, maybe divided afterwards; here it ran too and is right, and nothing uses
     it."""
     golden = walker.golden

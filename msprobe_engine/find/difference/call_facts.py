@@ -13,7 +13,7 @@ from collections.abc import Iterator
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.core.text.sentences import Sentence
@@ -32,10 +32,10 @@ Bools = npt.NDArray[np.bool_]
 _MOST = 20
 
 
-def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
+def find_differing_calls(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     """Records of a rank of which one side says something else, in the order of the file, the first `_MOST` in words; of two frameworks
     none. Of two layouts only numbers that are no sizes (a learning rate): all else may be each layout's own."""
-    if crossed(walker.side, walker.golden.side):
+    if are_of_different_frameworks(walker.side, walker.golden.side):
         return []
     said = [*_of_rows(walker), *_of_collectives(walker), *_of_activations(walker)] if walker.one_layout else [*_numbers(walker)]
     buckets = {op: bookkeeping.comes_to_nothing(walker, op) for op in {origin.op for origin, _ in said if origin.kind in (ARGUMENT, SHAPE)}}

@@ -12,7 +12,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 
 
-def linked(sides: Mapping[int, DumpTable]) -> Links:
+def match_links(sides: Mapping[int, DumpTable]) -> Links:
     """The collectives and messages of all ranks of one step; call indices are record indices."""
     return links.match({rank: [(op, side.ops[op], raw) for op, raw in side.collectives.items()] for rank, side in sides.items()})
 
@@ -44,7 +44,7 @@ def first_in_time(origins: Mapping[int, Sequence[DifferenceOrigin]], found: Link
     """(rank, origin), first the one that no other rank's first origin comes before; among equals the earlier call, then the larger."""
     firsts = {rank: some[0] for rank, some in origins.items() if some}
     places = {rank: origin.op for rank, origin in firsts.items()}
-    preceded = found.preceded(places, places)
+    preceded = found.find_possible_followers(places, places)
     order = sorted(firsts, key=lambda rank: (rank in preceded, firsts[rank].op, -firsts[rank].weight, rank))
     head = [(rank, firsts[rank]) for rank in order]
     rest = sorted(((rank, o) for rank, some in origins.items() for o in some[1:]), key=lambda item: (item[1].op, item[0]))

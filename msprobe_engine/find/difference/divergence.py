@@ -60,11 +60,11 @@ class Divergence:
             return self
         ranks = first.values()
 
-        def chosen(column: Mapping[int, T]) -> dict[int, T]:
+        def select_ranks(column: Mapping[int, T]) -> dict[int, T]:
             return {rank: column[rank] for rank in ranks if rank in column}
 
-        whole, alike = chosen(self.wholes), chosen(self.structures)
-        return dataclasses.replace(self, walks=chosen(self.walks), structures=alike, walkers=chosen(self.walkers), wholes=whole)
+        whole, alike = select_ranks(self.wholes), select_ranks(self.structures)
+        return dataclasses.replace(self, walks=select_ranks(self.walks), structures=alike, walkers=select_ranks(self.walkers), wholes=whole)
 
     def of_each(self, look: Callable[[DifferenceWalk], T]) -> dict[int, T]:
         """Rank -> what `look` says of its walk, asked once where ranks are walked together."""
@@ -96,7 +96,7 @@ def diverge(
     together = ReplicaWalks({} if before is None else before.walkers)
     for rank in sorted(target.keys() & golden.keys()):
         known = reuse_walk(begun or {}, rank, target[rank], golden[rank])
-        walker = None if moved else together.known(rank, target[rank], golden[rank])
+        walker = None if moved else together.find_equal_walk(rank, target[rank], golden[rank])
         if known is not None:
             found.walkers[rank], walked[rank] = known.walker, known.walk
         elif walker is not None:
@@ -109,7 +109,7 @@ def diverge(
         found.structures[rank] = found.walkers[rank].structure
         if moved and rank in moved:
             found.walkers[rank].moved = in_common(moved[rank], found.walkers[rank].golden.side)
-    found.links = cross_rank.linked({rank: walker.side for rank, walker in found.walkers.items()})
+    found.links = cross_rank.match_links({rank: walker.side for rank, walker in found.walkers.items()})
     give_foreign(found.walkers, cross_rank.peer_distance(found.walkers, found.links))
     return settle_origins(found, before, walked)
 
@@ -118,7 +118,7 @@ def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping
     """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
     for rank, walker in found.different().walkers.items():
         if before is not None and rank in before.walkers:
-            walker.follow(before.walkers[rank])
+            walker.carry_over_step(before.walkers[rank])
     for _ in range(6):
         found.walks = {}
         of_walker: dict[int, Walk] = {}
@@ -230,7 +230,7 @@ class ReplicaWalks:
         self._before = before
         self._known: dict[Key, DifferenceWalk] = {}
 
-    def known(self, rank: int, target: DumpTable, golden: DumpTable) -> DifferenceWalk | None:
+    def find_equal_walk(self, rank: int, target: DumpTable, golden: DumpTable) -> DifferenceWalk | None:
         """The walk of an earlier rank that says the same, on both sides."""
         key = self._key(rank, target, golden)
         return None if key is None else self._known.get(key)

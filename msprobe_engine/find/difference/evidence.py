@@ -63,10 +63,10 @@ def precision(divergence: Divergence) -> Precision | None:
             row, partner = walker.rows[at]
             types = str(walker.side.dtype[row]), str(walker.golden.side.dtype[partner])
             found = Precision(other, int((~m.argument).sum()), *types, rank, at)
-    return found or _rounded(divergence)
+    return found or _find_rounded_side(divergence)
 
 
-def _rounded(divergence: Divergence) -> Precision | None:
+def _find_rounded_side(divergence: Divergence) -> Precision | None:
     """Of runs that make the same calls of the same batches: another layout, and other micro batches, sum up what one pass has rounded.
     Of runs that make other calls only what an optimizer keeps from step to step, which other kernels do not round."""
     for rank, walker in divergence.different().walkers.items():

@@ -14,7 +14,7 @@ from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
-from msprobe_engine.find.argument_names import argument_name, called
+from msprobe_engine.find.argument_names import argument_name, find_callee_name
 from msprobe_engine.find.difference import attribution
 from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.difference.divergence import Divergence
@@ -189,18 +189,18 @@ def cause(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
     if origin.kind in (origins.EXTRA, origins.MISSING):
         record = side.ops[origin.op] if origin.kind == origins.EXTRA else golden.ops[origin.partner]
         if origin.kind == origins.EXTRA:
-            return Sentence("only this run calls {0}", called(record))
-        return Sentence("only the golden run calls {0}", called(record))
+            return Sentence("only this run calls {0}", find_callee_name(record))
+        return Sentence("only the golden run calls {0}", find_callee_name(record))
     if origin.kind == origins.TAKEN and origin.row not in walker.target.producers and _is_integer(side.dtype[origin.row]):
         return Sentence("other samples, or another order of them: {0} holds other integers", place_of(side, origin.row))
     if origin.kind == origins.TAKEN and origin.op == side.op[origin.row]:
-        return _taken(origin, walker)
+        return _explain_input(origin, walker)
     if origin.kind == origins.PARAMETER:
         return Sentence("parameter {0} is not the same", place_of(side, origin.row).removeprefix("parameters."))
     return Sentence("")
 
 
-def _taken(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
+def _explain_input(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
     """What a call takes in is not the same: where it comes from, where that is known."""
     side, golden = walker.side, walker.golden.side
     record, place = side.ops[origin.op], place_of(side, origin.row)

@@ -25,7 +25,7 @@ def of_step(step: int, found: Divergence) -> Suspect | None:
     return explain.suspect(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank])
 
 
-def said(first: Suspect) -> Sentence:
+def describe_first_difference(first: Suspect) -> Sentence:
     """As a note."""
     if first.module:
         template = "The runs begin to differ at step {0}, rank {1}, module {2}, {3}: {4}."

@@ -7,7 +7,7 @@ from typing import Any
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import expected_differences, merge_statistics
-from msprobe_engine.align.parallel.micro_batches import cut, last_backward
+from msprobe_engine.align.parallel.micro_batches import cut_into_micro_batches, last_backward
 from msprobe_engine.align.parallel.outcome import AGREES, PART, GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
 from msprobe_engine.align.parameters.prefixes import bare
@@ -33,7 +33,7 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
     if any(was_cut_off(side.path, side.header, side.recovered) for side in sides) and _say_one_layout(target, golden):
         return False
     a, b = target[min(target)], golden[min(golden)]
-    if len(cut({0: a}, golden)) > 1 or len(cut({0: b}, target)) > 1:
+    if len(cut_into_micro_batches({0: a}, golden)) > 1 or len(cut_into_micro_batches({0: b}, target)) > 1:
         return True
     places = {_bare(name): shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
     mine = [(_bare(name), shape, role) for name, shape, role in zip(a.name, a.shape, a.role) if isinstance(shape, list) and shape]
@@ -132,7 +132,7 @@ def diverge_layouts(
 ) -> Divergence:
     """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target. `moved` counts when the golden side is
     of one piece."""
-    ours, theirs = cut(target, golden), cut(golden, target)
+    ours, theirs = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
     turn = len(theirs) > len(ours)  # the run of more pieces says what is a part and what a replica
     joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
     join = joiner.join_turned if turn else joiner.join
@@ -182,7 +182,7 @@ def factor_of_gradients(found: Divergence) -> float | None:
     return whole.factor
 
 
-def said(found: Divergence) -> list[str]:
+def describe_layouts(found: Divergence) -> list[str]:
     """Sentences about what was put together, what could not be compared, and the factor that was taken out."""
     lines: list[str] = []
     for whole in found.wholes.values():

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Iterator
 
-from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
@@ -39,7 +39,7 @@ def of_origins(step: int, found: Divergence) -> list[Suspect]:
 
 def _of_origin(put: Callable[[int, int, DifferenceOrigin, DifferenceWalk], Suspect], step: int, found: Divergence, number: int) -> Suspect:
     rank, origin = found.origins[number]
-    return _placed(put(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank]), found, rank, origin)
+    return _locate_in_dump(put(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank]), found, rank, origin)
 
 
 def of_precision(step: int, found: Divergence, other: Precision) -> Suspect:
@@ -61,8 +61,8 @@ def of_precision(step: int, found: Divergence, other: Precision) -> Suspect:
 def of_facts(step: int, found: Divergence) -> list[Suspect]:
     """Records that say something else beside numbers, by rank; what is cut in another way has other arguments, but for numbers such as a
     learning rate."""
-    looks: list[Look] = [call_facts.differing, no_update]
-    looks += [] if found.wholes else [differing]
+    looks: list[Look] = [call_facts.find_differing_calls, no_update]
+    looks += [] if found.wholes else [find_one_sided_updates]
     return [one for look in looks for one in _of_ranks(step, found, look)]
 
 
@@ -73,7 +73,7 @@ def _of_ranks(step: int, found: Divergence, look: Look) -> Iterator[Suspect]:
 
 
 # Suspects of runs that were put together from stages and experts: named as in the dump of the rank they are on.
-def _placed(suspect: Suspect, found: Divergence, rank: int, origin: DifferenceOrigin) -> Suspect:
+def _locate_in_dump(suspect: Suspect, found: Divergence, rank: int, origin: DifferenceOrigin) -> Suspect:
     """The suspect with record, tensor and partner as they are called where they were dumped; `module` is the path in the whole model.
 
     Args:
@@ -106,11 +106,11 @@ def _row(side: DumpTable, row: int) -> str:
     return _name(side, op) + side.name[row][len(side.ops[op]) :]
 
 
-def differing(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
+def find_one_sided_updates(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     """The parameters of a rank that one side alone updates, in the order of the model; of two frameworks, and where the calls of an update
     are not known to be of a parameter (several in one call), none."""
     sides = walker.side, walker.golden.side
-    if not (walker.missing or walker.extra) or crossed(*sides) or dump_dialects.differ(*sides):
+    if not (walker.missing or walker.extra) or are_of_different_frameworks(*sides) or dump_dialects.differ(*sides):
         return []
     mine, theirs = _first_calls(walker.target), _first_calls(walker.golden)
     if not mine or not theirs or walker.target.way_of_update or walker.golden.way_of_update:
@@ -138,7 +138,12 @@ def no_update(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
     trees = walker.target, walker.golden
     sides = walker.side, walker.golden.side
     cut_off = any(walker.structure.behind_cut)
-    if cut_off or crossed(*sides) or dump_dialects.differ(*sides) or any(tree.last_backward >= len(tree.kinds) for tree in trees):
+    if (
+        cut_off
+        or are_of_different_frameworks(*sides)
+        or dump_dialects.differ(*sides)
+        or any(tree.last_backward >= len(tree.kinds) for tree in trees)
+    ):
         return []
     firsts = [tree.first_update for tree in trees]
     if (firsts[0] < 0) == (firsts[1] < 0) or not all(any(len(kind) == 3 for kind in tree.kinds) for tree in trees):

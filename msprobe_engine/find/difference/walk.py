@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owners_and_tensors
@@ -102,7 +102,7 @@ class DifferenceWalk:
         self.foreign: dict[int, float] = {}
         self.finished: set[int] = set()
         self.updated: dict[bytes, Noise] = {}
-        self.one_program = not crossed(target.side, golden.side)
+        self.one_program = not are_of_different_frameworks(target.side, golden.side)
         side: DumpTable = target.side
         self.side = side
         self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
@@ -128,7 +128,7 @@ class DifferenceWalk:
         self.so_far = left_out.sums_so_far(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
-    def follow(self, before: DifferenceWalk) -> None:
+    def carry_over_step(self, before: DifferenceWalk) -> None:
         """Parameters whose gradients came to nothing in the step before may be others now, and vectors that it has moved by a small part of
         that."""
         if before.cancelled.parameters or before.cancelled.vectors:
@@ -238,11 +238,11 @@ class DifferenceWalk:
         inner, outer, moved = records.inner.tolist(), records.outer.tolist(), records.moved.tolist()
         parents = self.target.parents
         for at in self.order[records.counts[self.order]].tolist():
-            carried.look(at)
+            carried.judge_pair(at)
             op, other = self.structure.pairs[at]
             if not moved[at] and not (records.argument[at] >= 0 and attribution.changes_places(self, op)):
                 continue
-            origin = self._look(op, other, at, records, made, not found.origins)
+            origin = self._judge_call(op, other, at, records, made, not found.origins)
             used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, other)
             if origin is not None and (origin.aside or not used):
                 found.aside.append(origin)
@@ -289,7 +289,7 @@ class DifferenceWalk:
             sums.any(out & m.known),
             self.counted,
             np.maximum(self._behind(sums.largest(m.distance), sums.largest(np.where(role == INPUT, m.distance, 0.0))), excused).tolist(),
-            (excused if crossed(self.side, self.golden.side) else np.zeros(len(excused))).tolist(),
+            (excused if are_of_different_frameworks(self.side, self.golden.side) else np.zeros(len(excused))).tolist(),
         )
 
     @cached_property
@@ -374,7 +374,7 @@ class DifferenceWalk:
         """`kept_tensors.of_pairs`."""
         return kept_tensors.of_pairs(self)
 
-    def _look(self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], clean: bool) -> DifferenceOrigin | None:
+    def _judge_call(self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], clean: bool) -> DifferenceOrigin | None:
         side, ratio = self.side, self.carried.ratio
         span = range(self.starts[at], self.starts[at + 1])
         explained = max(0.0, made[op], records.behind[at])
@@ -442,7 +442,7 @@ class DifferenceWalk:
 
     def blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
-        attribution.unmatched(self, origin)
+        attribution.attribute_to_unmatched_call(self, origin)
         attribution.without_gradient(self, origin)
 
     def not_compared(self, op: int, given: bool = False) -> list[int]:

@@ -131,7 +131,7 @@ def diagnose_two_monitors(a: Run, b: Run, exact: bool = False) -> Diagnosis:
     largest: Number | None = None
     alone_off: _Off | None = None
     for step in sorted(by_step):
-        noise.see(by_step[step])
+        noise.add_step(by_step[step])
         limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
         off = nearest_first((item for item, limit in limits.items() if item.distance > limit), by_step[step])
         largest = max((one for one in (largest, *limits) if one is not None), key=lambda one: one.distance, default=None)

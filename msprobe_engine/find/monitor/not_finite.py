@@ -16,7 +16,7 @@ from msprobe_engine.formats.monitor.series import Key, Series
 def not_finite(run: Run) -> Iterator[Number]:
     """Numbers that are infinite, or NaN after they were a number: a NaN from the first step on is how a file says that there is none."""
     for rank in run.ranks:
-        masked, scaled = _masked(run, rank), _skipped_by_scaler(run, rank)
+        masked, scaled = _find_masked_steps(run, rank), _skipped_by_scaler(run, rank)
         everything = [("loss" if "loss" in name else "step", "value", {Key(0, name): series}) for name, series in run.scalars(rank).items()]
         for family in run.families(rank):
             everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*COMPARED, "nans")]
@@ -37,7 +37,7 @@ def not_finite(run: Run) -> Iterator[Number]:
                     yield Number(step, order_in_step(family, key, at), rank, family, key, op, value, math.nan)
 
 
-def _masked(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
+def _find_masked_steps(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
     """Activations and steps with -Inf, and nothing else that is not finite, in which the rule that looked at the run has not seen a fault:
     there is no alert, or the commands would not have come here. What it took for masks it says itself."""
     if not isinstance(run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= set(run.ops(rank, "actv")):

@@ -71,7 +71,7 @@ def given_besides(mine: Iterable[Key], other: Iterable[Key]) -> set[str]:
     return {name for name in names if _OUTPUT.fullmatch(name.rpartition(".")[2]) and name.rpartition(".")[0] in known}
 
 
-def _unpaired(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
+def _list_unpaired_numbers(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
     """Numbers of a table, of steps that both runs have, that another table has not."""
     for key, series in mine.items():
         has = other[key].steps if key in other else EMPTY.steps
@@ -85,23 +85,23 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
     alone: tuple[list[str], list[str]] = ([], [])
     for rank in sorted(set(run.ranks) & set(other.ranks)):
         steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
-        regrouped = _regrouped(run.scalars(rank), other.scalars(rank))
+        regrouped = _find_regrouped_settings(run.scalars(rank), other.scalars(rank))
         of_rank = [{name: series for name, series in one.scalars(rank).items() if name not in regrouped} for one in (run, other)]
         scalars, theirs = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
         for k, (one, two) in enumerate(((run, other), (other, run))):
             numbers = {name: one for name, one in of_rank[k].items() if not OF_THE_MACHINE.search(name) and name != UPDATES_MADE}
-            alone[k].extend(_unpaired(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
+            alone[k].extend(_list_unpaired_numbers(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
             for family in one.families(rank):
-                ops = [op for op in _compared(one, rank, family) if op != "nans"][:1]
+                ops = [op for op in _list_compared_columns(one, rank, family) if op != "nans"][:1]
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
                 for op in ops:
                     table = _column(two, rank, family, op) if op in known else {}
                     here = _column(one, rank, family, op)
                     besides = given_besides(here, table)
                     mine = {key: series for key, series in here.items() if key.name not in besides}
-                    alone[k].extend(_unpaired(mine, table, steps, f"rank {rank}, {family}/"))
+                    alone[k].extend(_list_unpaired_numbers(mine, table, steps, f"rank {rank}, {family}/"))
         for name in (name for name in scalars if name in theirs and not OF_THE_MACHINE.search(name)):
-            items += _paired(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
+            items += _pair_numbers(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)
         for family in (family for family in run.families(rank) if family in families):
             items += _statistics(run, other, rank, family)
@@ -119,7 +119,7 @@ def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Map
     return {**mine, **{name: mine[match[1]] for name, match in of_groups.items() if match and match[1] in mine}}
 
 
-def _regrouped(run: Mapping[str, Series], other: Mapping[str, Series]) -> set[str]:
+def _find_regrouped_settings(run: Mapping[str, Series], other: Mapping[str, Series]) -> set[str]:
     """Settings of groups of runs that group their parameters otherwise, where they have the same values, whatever the groups' numbers."""
     groups = [{name: match[1] for name in one if (match := _OF_GROUPS.fullmatch(name))} for one in (run, other)]
     found: set[str] = set()
@@ -149,14 +149,14 @@ def _column(run: Run, rank: int, family: str, op: str) -> Table:
 def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number]:
     """The numbers of a family that both have. Of what is neither compared nor a count of NaN (the share of zeros, kurtosis) only whether it
     is a number: round-off moves it, and how far is not known."""
-    compared = _compared(run, rank, family)
+    compared = _list_compared_columns(run, rank, family)
     tops = [other.series(rank, family, op) for op in ("max", "min") if op in other.ops(rank, family)]
     for op in run.ops(rank, family):
         golden = _column(other, rank, family, op)
         for at, (key, series) in enumerate(_column(run, rank, family, op).items()):
             if key not in golden:
                 continue
-            for item in _paired(rank, family, at, key, op, series, golden[key]):
+            for item in _pair_numbers(rank, family, at, key, op, series, golden[key]):
                 if op in ("max", "min", "mean") and (op in compared or op == "mean"):
                     yield item._replace(size=max((_at(table, key, item.step) for table in tops), default=0.0))
                 elif op in compared or op == "nans" or math.isfinite(item.target) != math.isfinite(item.golden):
@@ -173,13 +173,13 @@ def _at(table: Mapping[Key, Series], key: Key, step: int) -> float:
     return value if math.isfinite(value) else 0.0
 
 
-def _compared(run: Run, rank: int, family: str) -> list[str]:
+def _list_compared_columns(run: Run, rank: int, family: str) -> list[str]:
     """Columns of features have names of their own; all of them count."""
     ops = run.ops(rank, family)
     return [op for op in ops if op in COMPARED] or ops
 
 
-def _paired(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[Number]:
+def _pair_numbers(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[Number]:
     steps, i, j = np.intersect1d(mine.steps, golden.steps, assume_unique=True, return_indices=True)
     order = order_in_step(family, key, at)
     for step, x, y in zip(steps.tolist(), mine.values[i].tolist(), golden.values[j].tolist()):

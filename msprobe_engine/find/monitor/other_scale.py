@@ -54,7 +54,7 @@ def without_scale(items: Iterable[Number], floor: float, ranks: float = 1.0) -> 
         of_activations = _factor((one for one in numbers if one.order[2] == Moment.BACKWARD), floor)
         scaled = of_activations != 1.0 and any(_is_power_of_two(of_activations / one, floor) for one in (1.0, ranks))
         if not declared and scaled and of_parameters == 1.0:
-            numbers = [_scaled(one, of_activations, one.order[2] == Moment.BACKWARD) for one in numbers]
+            numbers = [_divide_by_scale(one, of_activations, one.order[2] == Moment.BACKWARD) for one in numbers]
             backward.add(of_activations)
         found += numbers
     if clipped:
@@ -82,7 +82,7 @@ def _is_power_of_two(factor: float, exactly: float) -> bool:
     return 0 < factor < math.inf and abs(math.log2(factor) - round(math.log2(factor))) <= exactly
 
 
-def _scaled(one: Number, factor: float, is_scaled: bool) -> Number:
+def _divide_by_scale(one: Number, factor: float, is_scaled: bool) -> Number:
     return one._replace(target=one.target / factor) if is_scaled and one.distance < math.inf else one
 
 
@@ -90,7 +90,7 @@ def _without_clipping(one: Number, factor: float) -> Number:
     """A norm of all gradients is the one before clipping, or the one behind it, as the framework has it."""
     if one.key.name == _NORM and one.order[2] not in _OF_PARAMETERS:
         return _nearer(one, factor)
-    return _scaled(one, factor, one.order[2] in _OF_PARAMETERS)
+    return _divide_by_scale(one, factor, one.order[2] in _OF_PARAMETERS)
 
 
 def _nearer(one: Number, factor: float) -> Number:

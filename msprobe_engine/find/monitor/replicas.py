@@ -14,7 +14,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.collectives.replicas import Odd, Row, differing, is_equal, odd_ones
+from msprobe_engine.find.collectives.replicas import Odd, Row, find_differing_copies, is_equal, odd_ones
 from msprobe_engine.find.monitor.number_pairs import COMPARED
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key, Series, steps_of
@@ -58,7 +58,7 @@ def check_replicas(run: Run) -> Replicas:
                     out.equal = True
                     if not is_equal(held):
                         fresh.append((group, name))
-        out.odd = differing(step, _updated_alike(run, step, fresh), _SAME_UPDATE) if fresh else []
+        out.odd = find_differing_copies(step, _updated_alike(run, step, fresh), _SAME_UPDATE) if fresh else []
         template = "{0} parameters that are copies of each other differ."
         if not out.odd:
             table = tables[step]
@@ -95,7 +95,7 @@ def _parted_gradients(run: Run, groups: Sequence[tuple[int, ...]]) -> list[Odd]:
             held = {name: {rank: rows[rank][name] for rank in group} for name in names if name in unequal}
             other = {name: found for name, found in held.items() if name in alike and not is_equal(found.values())}
             if other:
-                return differing(step, other, _SAME_BEFORE)
+                return find_differing_copies(step, other, _SAME_BEFORE)
             if step == steps[0]:
                 alike = {name for name, found in held.items() if is_equal(found.values())}
                 if not alike:

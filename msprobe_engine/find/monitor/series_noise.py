@@ -158,7 +158,7 @@ class SeriesNoise:
             self._kind(one) in kinds and one.family != "actv" and one.distance <= _FEW_ELEMENTS * limits[one] for one in off
         )
 
-    def see(self, items: Iterable[Number]) -> None:
+    def add_step(self, items: Iterable[Number]) -> None:
         """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them, and how large they are."""
         items = list(items)
         self._sizes.clear()

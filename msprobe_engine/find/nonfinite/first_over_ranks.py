@@ -184,7 +184,7 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
         rank: origin.position + (0.25 if origin.call.kind == "collective" and origin.position == origin.call.index else 0)
         for rank, origin in first.items()
     }
-    preceded = links.preceded(starts, {rank: origin.position for rank, origin in first.items()})
+    preceded = links.find_possible_followers(starts, {rank: origin.position for rank, origin in first.items()})
     left = [origin for rank, origin in first.items() if rank not in preceded]
     verdict.suspects = _rank_suspects(left, links, traces) if left else []
     verdict.ordered = len(verdict.suspects) <= 1

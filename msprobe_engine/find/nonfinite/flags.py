@@ -211,7 +211,7 @@ class Trace:
         """Names of records with a tensor of which the dump has no number that could be searched."""
         return [call.name for call in self.calls if (call.in_flags | call.parameter_flags | call.out_flags) & UNSEARCHED]
 
-    def named(self, name: str | None) -> Call | None:
+    def find_call(self, name: str | None) -> Call | None:
         """The call with this record name, if it was recorded."""
         return None if name is None else self._by_name.get(name)
 

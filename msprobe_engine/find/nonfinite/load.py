@@ -22,7 +22,7 @@ from msprobe_engine.formats.dump.ring_file import has_step_file
 from msprobe_engine.measure.missing_statistics import UNSEARCHED
 
 
-def numbered(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
+def number_ranks(dump: DumpDirectory, step: int) -> Iterator[tuple[int, Path]]:
     """(rank, its directory) of a step. Directories without a rank get the free numbers from 0."""
     ranks = dump.ranks(step)
     taken = {rank for rank in ranks if isinstance(rank, int)}
@@ -37,7 +37,7 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str], reader: Repli
     numbers. `reader`: of tables with columns that others may have, too, for who changes none."""
     sides: dict[int, DumpTable] = {}
     problems += missing_ranks(dump, step)
-    files = {rank: at / (layout.DEBUG if (at / layout.DEBUG).exists() else layout.DUMP) for rank, at in numbered(dump, step)}
+    files = {rank: at / (layout.DEBUG if (at / layout.DEBUG).exists() else layout.DUMP) for rank, at in number_ranks(dump, step)}
     if reader is not None:
         reader.expect(list(files.values()))
     for rank, file in files.items():
@@ -65,7 +65,7 @@ def load_step(
     traces: dict[int, Trace] = {}
     problems = missing_ranks(dump, step)
     replicas = ReplicaTraces(reader or ReplicaReader(SharedColumns()))
-    places = list(numbered(dump, step))
+    places = list(number_ranks(dump, step))
     replicas.reader.expect([file for _, path in places if has_step_file(file := path / layout.DUMP)])
     for rank, path in places:
         try:
@@ -87,7 +87,7 @@ class ReplicaTraces:
         if made.dump.template is not None:
             self._known[id(made.dump.template)] = made
 
-    def known(self, dump: DumpTable, step: int, rank: int, complete: bool) -> Trace | None:
+    def find_equal_trace(self, dump: DumpTable, step: int, rank: int, complete: bool) -> Trace | None:
         """The trace of a rank that says what an earlier one has said."""
         same = None if dump.template is None else self._known.get(id(dump.template))
         return None if same is None else Trace(step, rank, same.calls, dump, complete, str(dump.path.parent), same.parents)
@@ -115,7 +115,7 @@ def load_rank(
     if replicas is not None and dump.template is None:
         replicas.reader.shared.share_construct(dump)
     complete = dump.header.get("complete", True) is not False and (dump.recovered or not (path / layout.MARKER).exists())
-    known = None if replicas is None else replicas.known(dump, step, rank, complete)
+    known = None if replicas is None else replicas.find_equal_trace(dump, step, rank, complete)
     if known is not None:
         problems += dump.problems
         if sides is not None:

@@ -69,7 +69,7 @@ def why_not_finite(side: DumpTable, op: int) -> Sentence:
         return Sentence("")
     if parts[-1] == "backward":
         return _of_gradient(side, name, parts[-3])
-    seen = _see(side, op, parts[-3])
+    seen = _read_nonfinite_result(side, op, parts[-3])
     if seen is None:
         return Sentence("")
     if said := _labels_counted(side, op, seen):
@@ -77,7 +77,7 @@ def why_not_finite(side: DumpTable, op: int) -> Sentence:
     return next((said for rule in _RULES if (said := rule(seen))), Sentence(""))
 
 
-def _see(side: DumpTable, op: int, function: str) -> _Seen | None:
+def _read_nonfinite_result(side: DumpTable, op: int, function: str) -> _Seen | None:
     operands: dict[str, _Operand] = {}
     nan = infinite = False
     dtype = ""
@@ -134,7 +134,7 @@ def _arc(seen: _Seen) -> Sentence | None:
     return Sentence(template, function, x.place, _number(x.least), _number(x.most))
 
 
-def _divided(seen: _Seen) -> tuple[_Operand | None, _Operand | None]:
+def _find_division_operands(seen: _Seen) -> tuple[_Operand | None, _Operand | None]:
     """The divisor of a division, and what is divided."""
     function = seen.function.strip("_").removeprefix("i")
     if function in ("reciprocal", "rtruediv"):
@@ -145,7 +145,7 @@ def _divided(seen: _Seen) -> tuple[_Operand | None, _Operand | None]:
 
 
 def _division(seen: _Seen) -> Sentence | None:
-    below, above = _divided(seen)
+    below, above = _find_division_operands(seen)
     if below is None or not below.has_zero:
         return None
     if seen.nan and (below.is_zero or (above is not None and above.has_zero)):
@@ -191,7 +191,7 @@ def _labels(seen: _Seen) -> Sentence | None:
 
 def _labels_counted(side: DumpTable, op: int, seen: _Seen) -> Sentence | None:
     """The loss is a sum over labels, divided by how many there are in a later call, and there were none."""
-    below, _ = _divided(seen)
+    below, _ = _find_division_operands(seen)
     if not seen.nan or below is None or not below.is_zero:
         return None
     for before in range(op - 1, max(op - _CALLS_OF_A_LOSS, 0) - 1, -1):

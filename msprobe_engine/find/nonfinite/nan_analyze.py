@@ -24,7 +24,7 @@ class Result:
     """What `nan_analyze` found.
 
     Attributes:
-        findings: suspects of the first bad step, most likely first (see `report.finding` for the keys); empty when clean.
+        findings: suspects of the first bad step, most likely first (see `report.build_finding` for the keys); empty when clean.
         text: console report.
         steps: steps that were looked at.
         problems: files that could not be read.
@@ -77,7 +77,7 @@ def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables
             # The step ran a second time with everything captured: that says more than what is always on.
             rerun, unread = load.load_step(again, step)
             result.problems += unread
-            _look(result, texts, step, rerun, {})
+            _analyze_step(result, texts, step, rerun, {})
             if result.findings:
                 note = f"Read from the second run of step {step}, with everything captured."
                 break
@@ -93,11 +93,11 @@ def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables
             if seen is not None:
                 seen(step, sides)
         if not result.findings:
-            _look(result, texts, step, traces, sampled.get(step, {}))
+            _analyze_step(result, texts, step, traces, sampled.get(step, {}))
         elif traces:
             # Only samples were bad so far: a later captured step may show the operator.
             later = first_over_ranks.analyse(traces)
-            finer = [report.finding(later, n) for n, origin in enumerate(later.suspects) if origin.cause in _OPERATOR_LEVEL]
+            finer = [report.build_finding(later, n) for n, origin in enumerate(later.suspects) if origin.cause in _OPERATOR_LEVEL]
             if finer:
                 texts.append("In a step that was captured later:\n" + report.text(later, finer))
                 result.findings = [*result.findings, *finer]
@@ -115,7 +115,7 @@ def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables
 _OPERATOR_LEVEL = ("operator", "module", "gradient", "collective", "unrecorded", "missing")
 
 
-def _look(result: Result, texts: list[str], step: int, traces: Mapping[int, Trace], sampled: Mapping[int, Trace]) -> None:
+def _analyze_step(result: Result, texts: list[str], step: int, traces: Mapping[int, Trace], sampled: Mapping[int, Trace]) -> None:
     """One step: its calls, and its samples when the calls show nothing."""
     from_samples = functools.partial(incident_samples.analyse, recorded=bool(traces))
     for chosen, analyse in ((traces, first_over_ranks.analyse), (sampled, from_samples)):
@@ -124,7 +124,7 @@ def _look(result: Result, texts: list[str], step: int, traces: Mapping[int, Trac
         if step not in result.steps:
             result.steps.append(step)
         verdict = analyse(chosen)
-        findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
+        findings = [report.build_finding(verdict, n) for n in range(len(verdict.suspects))]
         if findings or chosen is traces or not traces:
             texts.append(report.text(verdict, findings))
         if findings:

@@ -10,7 +10,7 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.detect import Run
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.nonfinite.flags import NONFINITE, row_flags
-from msprobe_engine.find.nonfinite.load import numbered
+from msprobe_engine.find.nonfinite.load import number_ranks
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.replicas.reader import StepTables, of_each
@@ -67,7 +67,7 @@ def files_without(sides: Mapping[int, DumpTable]) -> set[Path]:
 def _may_have(run: Run, finite: Collection[Path]) -> bool:
     if (dump := run.dump) is None:
         return False
-    places = (place for step in dump.steps for _, place in numbered(dump, step))
+    places = (place for step in dump.steps for _, place in number_ranks(dump, step))
     files = (place / name for place in places for name in (layout.DUMP, layout.DEBUG, layout.FRAME_LOG))
     return any(_holds(file, _NOT_FINITE) for file in files if file not in finite)
 

@@ -21,15 +21,15 @@ def summary(rows: Sequence[Row], dump: DumpTable) -> list[str]:
     """
     run = [row for row in rows if row.verdict != NOT_RUN]
     again = [(row.name, row.bad_inputs) for row in run if row.overflow or row.backward_overflow]
-    recorded = _recorded(dump)
+    recorded = _find_nonfinite_calls(dump)
     calls = sum(not names.is_module(name) for name in dump.ops)
     return [
-        *_listed(f"{len(again):,} of {len(run):,} calls that were run give NaN or Inf", again),
-        *_listed(f"In the dump itself {len(recorded):,} of {calls:,} calls have NaN or Inf in their results", recorded),
+        *_list_calls(f"{len(again):,} of {len(run):,} calls that were run give NaN or Inf", again),
+        *_list_calls(f"In the dump itself {len(recorded):,} of {calls:,} calls have NaN or Inf in their results", recorded),
     ]
 
 
-def _recorded(dump: DumpTable) -> list[tuple[str, bool]]:
+def _find_nonfinite_calls(dump: DumpTable) -> list[tuple[str, bool]]:
     """Calls with NaN or Inf in their results, and whether there was some in what they were given; modules repeat their calls."""
     bad = nonfinite(dump, range(len(dump))).tolist()
     found = []
@@ -40,7 +40,7 @@ def _recorded(dump: DumpTable) -> list[tuple[str, bool]]:
     return found
 
 
-def _listed(head: str, calls: Sequence[tuple[str, bool]]) -> list[str]:
+def _list_calls(head: str, calls: Sequence[tuple[str, bool]]) -> list[str]:
     """Calls whose inputs are finite first: there it begins."""
     if not calls:
         return [f"{head}."]

@@ -69,7 +69,7 @@ def _up(trace: Trace, name: str) -> list[str]:
     return out
 
 
-def finding(verdict: Verdict, number: int) -> dict[str, Any]:
+def build_finding(verdict: Verdict, number: int) -> dict[str, Any]:
     """One suspect, JSON-ready: the keys of the existing file (op_name, data_info, construct_info, stack_info) and ours."""
     origin = verdict.suspects[number]
     trace, call = verdict.traces[origin.rank], origin.call
@@ -126,7 +126,7 @@ def _finite_elsewhere(verdict: Verdict, origin: NonFiniteOrigin) -> list[str]:
     """Of bad data, the ranks whose same call took in something finite."""
     if origin.cause not in ("data", "held"):
         return []
-    same = {rank: trace.named(origin.call.name) for rank, trace in verdict.traces.items() if rank != origin.rank}
+    same = {rank: trace.find_call(origin.call.name) for rank, trace in verdict.traces.items() if rank != origin.rank}
     finite = [rank for rank, call in same.items() if call is not None and not call.in_flags & NONFINITE]
     return [Sentence("what this call takes in is finite on {0}", ranks_text(sorted(finite)))] if finite else []
 
@@ -150,7 +150,7 @@ def write_json(findings: Sequence[Mapping[str, Any]], directory: Path) -> Path:
 def text(verdict: Verdict, findings: Sequence[Mapping[str, Any]]) -> str:
     """The console report. The first line names step, rank, direction, module and operator."""
     if not findings:
-        return f"step {verdict.step}: no NaN or Inf that matters, {_seen(verdict)}." + _harmless(verdict)
+        return f"step {verdict.step}: no NaN or Inf that matters, {_describe_coverage(verdict)}." + _harmless(verdict)
     lines: list[str] = []
     groups: dict[tuple[str, str], list[Mapping[str, Any]]] = {}
     for item in findings:
@@ -162,7 +162,7 @@ def text(verdict: Verdict, findings: Sequence[Mapping[str, Any]]) -> str:
             lines.append(f"{len(groups)} suspects: nothing recorded says which of them came first.")
         else:
             lines.append("The ranks named above show it independently of each other.")
-    lines.append(f"Looked at: step {verdict.step}, {_seen(verdict)}.{_harmless(verdict)}")
+    lines.append(f"Looked at: step {verdict.step}, {_describe_coverage(verdict)}.{_harmless(verdict)}")
     return "\n".join(lines)
 
 
@@ -188,15 +188,15 @@ def lines_of(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
     for note in item["notes"]:
         lines.append(f"  note      {note}")
     if item["clean_calls_before"] and item["cause"] != "sample":
-        lines += listed("before", [f"{name}  (clean)" for name in item["clean_calls_before"]])
+        lines += label_lines("before", [f"{name}  (clean)" for name in item["clean_calls_before"]])
     if item["spread"]:
-        lines += listed("spread", [f"rank {s['rank']}  {s['op_name']}" for s in item["spread"][:8]])
+        lines += label_lines("spread", [f"rank {s['rank']}  {s['op_name']}" for s in item["spread"][:8]])
     if not item["complete"]:
         lines.append("  note      this rank's record of the step is incomplete")
     return [one_line(line) for line in lines]
 
 
-def listed(word: str, items: Sequence[str], width: int = 8) -> list[str]:
+def label_lines(word: str, items: Sequence[str], width: int = 8) -> list[str]:
     """Lines with the word in front of the first."""
     return [f"  {word if n == 0 else '':{width}}  {item}" for n, item in enumerate(items)]
 
@@ -208,7 +208,7 @@ def _fact(fact: Mapping[str, Any]) -> str:
     return f"{fact['place']}  {fact.get('dtype', '')} {shape if isinstance(shape, list) else []}: {found}"
 
 
-def _seen(verdict: Verdict) -> str:
+def _describe_coverage(verdict: Verdict) -> str:
     calls = sum(len(trace.calls) for trace in verdict.traces.values())
     return f"{len(verdict.traces)} rank{'s' if len(verdict.traces) != 1 else ''}, {calls} records"
 

@@ -102,7 +102,7 @@ class _Scanner:
     def run(self) -> Scan:
         for call in self.trace.calls:
             if is_interesting(call):
-                self._look(call)
+                self._scan_call(call)
         for origin, after in zip(self.result.origins, [*self.result.origins[1:], None]):
             last = origin.spread[-1] if origin.spread else None
             if last is not None:
@@ -129,7 +129,7 @@ class _Scanner:
             if of_gradients or not losses.isdisjoint(carried):
                 origin.swallowed = False
 
-    def _look(self, call: Call) -> None:
+    def _scan_call(self, call: Call) -> None:
         if (normal_op(call.op) in _GARBAGE or _poisons(call)) and not call.in_flags & NONFINITE:
             self.garbage = call
             return
@@ -146,19 +146,19 @@ class _Scanner:
         if not bits and not out_bits:
             return
         carried = bool(self.result.origins)
-        if bits and not self._known(bits) and call.kind == "api" and call.direction == "forward" and call.op in MOVES:
+        if bits and not self._is_explained(bits) and call.kind == "api" and call.direction == "forward" and call.op in MOVES:
             # Bits from nowhere that are only handed on: a buffer made before the record began holds garbage until it is written, and
             # may never be read. An operation that computes with them is met later and tells.
             return
         self.result.bad.add(call.index)
         if bits and call.kind == "collective" and normal_op(call.op) not in SAME_EVERYWHERE:
             self.handing_over.update((call.name, *self.trace.ancestors(call)))
-        if bits and not self._known(bits):
-            self._arrived(call, bad_in, bad_params)
+        if bits and not self._is_explained(bits):
+            self._add_incoming_origin(call, bad_in, bad_params)
             carried = False
         if out_bits and not bits:
             carried = not self._born(call, bad_out)
-            if carried and call.kind == "collective" and self._gone():
+            if carried and call.kind == "collective" and self._is_swallowed():
                 self.brought = True  # what follows came from a peer, not from the last origin
         if carried and self.result.origins and not self.brought:
             self.result.origins[-1].spread.append(call.index)
@@ -210,11 +210,11 @@ class _Scanner:
             (masked if intended else bad).append(fact)
         return bad, masked
 
-    def _known(self, bits: int) -> bool:
+    def _is_explained(self, bits: int) -> bool:
         """Were these bits seen in an earlier output of this rank, so that a carrier explains them?"""
         return self.nan_seen or (self.inf_seen and not self.last_was_swallow) or (bool(bits & INF) and self.inf_seen)
 
-    def _gone(self) -> bool:
+    def _is_swallowed(self) -> bool:
         """Was the last origin's value swallowed by now?"""
         spread = self.result.origins[-1].spread if self.result.origins else []
         return bool(spread) and self._swallows(self.trace.calls[spread[-1]])
@@ -250,7 +250,7 @@ class _Scanner:
         self._add(call.index, cause, call, bad_out, notes)
         return True
 
-    def _arrived(self, call: Call, bad_in: list[TensorFact], bad_params: list[TensorFact]) -> None:
+    def _add_incoming_origin(self, call: Call, bad_in: list[TensorFact], bad_params: list[TensorFact]) -> None:
         """Bad inputs that no earlier recorded call of this rank put out."""
         trace = self.trace
         notes: list[str] = []
@@ -259,7 +259,7 @@ class _Scanner:
         owner, facts, cause = call, bad_in or bad_params, "parameter" if bad_params and not bad_in else "data"
         if cause == "data":
             for name in trace.ancestors(call):
-                above = trace.named(name)
+                above = trace.find_call(name)
                 if above is None:
                     continue
                 if above.parameter_flags & NONFINITE and not self._same_as_input(bad_in, above):
@@ -312,7 +312,7 @@ def _starts_of_backward(trace: Trace) -> set[int]:
     """The calls whose single number that is not finite is what a backward pass starts from: the first backward call is theirs."""
     found: set[int] = set()
     for before, call in zip(trace.calls, trace.calls[1:]):
-        twin = trace.named(forward_twin(call.name)) if (before.direction, call.direction) == ("forward", "backward") else None
+        twin = trace.find_call(forward_twin(call.name)) if (before.direction, call.direction) == ("forward", "backward") else None
         if twin is not None and any(fact.flags & NONFINITE and fact.shape in ((), (1,)) for fact in twin.outputs()):
             found.add(twin.index)
     return found

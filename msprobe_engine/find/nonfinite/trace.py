@@ -48,7 +48,7 @@ OVERWRITES = frozenset(
 is no origin when it is zeroed."""
 
 
-def _split(name: str) -> tuple[str, str, str]:
+def _parse_name(name: str) -> tuple[str, str, str]:
     """(kind, direction, op) of a record name."""
     head, _, last = name.rpartition(".")
     if last in ("forward", "backward"):
@@ -68,7 +68,7 @@ def _split(name: str) -> tuple[str, str, str]:
 
 def module_path(name: str) -> str:
     """``Module.decoder.layers.0.mlp.MLP.forward.0`` -> ``decoder.layers.0.mlp``; "" for names that are no module."""
-    kind, _, _ = _split(name)
+    kind, _, _ = _parse_name(name)
     parts = name.split(".")
     if parts[0] not in ("Module", "Cell"):
         return ""
@@ -116,7 +116,7 @@ def _calls(dump: DumpTable, parents: Mapping[str, str | None]) -> Iterator[Call]
     for record, name in enumerate(dump.ops):
         if name.endswith(".debug"):
             continue
-        kind, direction, op = _split(name)
+        kind, direction, op = _parse_name(name)
         rows, of_record, number = dump.rows(record), sides[record], counts[record]
         if kind == "gradient":
             yield Call(

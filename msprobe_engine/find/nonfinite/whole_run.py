@@ -60,19 +60,19 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None, schedu
     seen: list[_Part] = []
     errors: list[ProbeError] = [*run.unread]
 
-    def look(what: str, at: Callable[[], Result]) -> None:
+    def try_part(what: str, at: Callable[[], Result]) -> None:
         try:
             seen.append(_Part(what, at()))
         except (DumpFormatError, NothingCapturedError) as error:
             errors.append(error)
 
     if run.records is not None:
-        look("dump", lambda: nan_analyze(run, tables=tables))
+        try_part("dump", lambda: nan_analyze(run, tables=tables))
     for one in run.incidents[: run_directory.MOST_INCIDENTS]:
-        look(f"incident {one.path.name}", lambda one=one: nan_analyze(one, tables=tables))  # type: ignore[misc]
+        try_part(f"incident {one.path.name}", lambda one=one: nan_analyze(one, tables=tables))  # type: ignore[misc]
     if run.has_monitor:
         recorded = {step for part in seen for step in part.result.steps}
-        look("monitor", lambda: _of_monitor(run.monitor, recorded))
+        try_part("monitor", lambda: _of_monitor(run.monitor, recorded))
     if not seen:
         raise errors[0]
     return _together(run.path, seen, errors, len(run.incidents), output)
@@ -87,7 +87,7 @@ def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], i
     ]
     if later > 0 and not found.findings:
         problems.append(Sentence("{0}: {1} later incidents were not looked at", root, later))
-    texts = [_said(lead)] + [f"{part.what}: {_first_line(part.result)}" if found.findings else _said(part) for part in others]
+    texts = [_format_part(lead)] + [f"{part.what}: {_first_line(part.result)}" if found.findings else _format_part(part) for part in others]
     out = Result(found.findings, "\n".join(texts), sorted({step for part in seen for step in part.result.steps}))
     out.problems = list(dict.fromkeys(problems))
     if not out.steps and not out.findings:
@@ -97,7 +97,7 @@ def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], i
     return out
 
 
-def _said(part: _Part) -> str:
+def _format_part(part: _Part) -> str:
     """The finding comes first, and then what it was read from."""
     if part.what == "dump":
         return part.result.text
@@ -121,7 +121,7 @@ def _of_monitor(run: MonitorRun, recorded: Collection[int]) -> Result:
         unwatched = [rank for rank in run.ranks if not _is_watched(run.info(rank))]
         numbers = [number for number in (not_finite(run) if unwatched else ()) if number.rank in unwatched]
         numbers.sort(key=lambda number: (number.step, number.order, number.rank))
-        items = [_finding(n.step, n.rank, n.family, n.key.name, f"{n.op} is {n.target}", path) for n in numbers[:1]]
+        items = [_build_finding(n.step, n.rank, n.family, n.key.name, f"{n.op} is {n.target}", path) for n in numbers[:1]]
     problems = [*loaded.missing, *(f"{what} ({count})" for what, count in loaded.problems.items())]
     problems += [said for what, count in run.problems.items() if (said := f"{what} ({count})") not in problems]
     steps = sorted({step for rank in run.ranks for step in run.recorded_steps(rank)[0]})
@@ -138,11 +138,11 @@ def _is_watched(info: Mapping[str, Any]) -> bool:
 
 
 def _of_alert(alert: Anomaly, path: Path) -> dict[str, Any]:
-    return _finding(alert.step, alert.rank, alert.word, alert.name, alert.message, path)
+    return _build_finding(alert.step, alert.rank, alert.word, alert.name, alert.message, path)
 
 
-def _finding(step: int, rank: int, family: str, name: str, note: str, path: Path) -> dict[str, Any]:
-    """A finding with the keys of `report.finding`; no call is known."""
+def _build_finding(step: int, rank: int, family: str, name: str, note: str, path: Path) -> dict[str, Any]:
+    """A finding with the keys of `report.build_finding`; no call is known."""
     return {
         "op_name": name, "data_info": {}, "construct_info": [name], "stack_info": [], "step": step, "rank": rank, "what": "NaN or Inf",
         "cause": "sample", "explanation": report.CAUSES["sample"], "why": "", "module": "", "operator": family,

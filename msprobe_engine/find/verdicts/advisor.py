@@ -38,7 +38,7 @@ class Advisor:
         self.name = NOTHING
         self._rows = 0
 
-    def see(self, block: Block) -> None:
+    def add_block(self, block: Block) -> None:
         """Look at the next block of the table."""
         verdicts = block[ACCURACY if ACCURACY in block else RESULT]
         if self.line is None:

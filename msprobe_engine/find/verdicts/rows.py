@@ -47,7 +47,7 @@ class RowVerdicts:
     one_sided: Bools
     said: dict[int, str] = field(default_factory=dict)
 
-    def set(self, at: int, level: int, text: str) -> None:
+    def raise_level(self, at: int, level: int, text: str) -> None:
         """Raise the level of a row; the sentence of the highest level stays, the first of equal ones."""
         if at not in self.said or level > self.level[at]:
             self.said[at] = text
@@ -89,7 +89,7 @@ class RowProjection:
         for rows, suspect in begins:
             level = ERROR if rows[0] >= first else WARNING
             for at in rows:
-                verdicts.set(at, level, self._sentence(at, suspect) if level == ERROR else self._follows(at))
+                verdicts.raise_level(at, level, self._sentence(at, suspect) if level == ERROR else self._follows(at))
                 at_fault[at] |= level == ERROR
         self._consequences(verdicts, at_fault)
         self._facts(verdicts)
@@ -176,7 +176,7 @@ class RowProjection:
             return
         off = self.both & ~self._argument & ~at_fault & (self.times > 1)
         for at in np.flatnonzero(off).tolist():
-            verdicts.set(at, WARNING, self._follows(at))
+            verdicts.raise_level(at, WARNING, self._follows(at))
 
     def _sentence(self, at: int, suspect: Suspect) -> str:
         """Of a row that is at fault."""
@@ -242,32 +242,32 @@ class RowProjection:
     def _facts(self, verdicts: RowVerdicts) -> None:
         """What is not the same beside numbers."""
         for at in np.flatnonzero(self._argument).tolist():
-            verdicts.set(at, WARNING, self._argument_text(at))
+            verdicts.raise_level(at, WARNING, self._argument_text(at))
         if not distances.of_other_precision(self._dtype[self.both], self._argument[self.both]):
             for at in np.flatnonzero(self._dtype & ~self._argument).tolist():
                 i, j = int(self.rows[at]), int(self.others[at])
-                verdicts.set(at, WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
+                verdicts.raise_level(at, WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
         for at in np.flatnonzero(self._blind).tolist():
-            verdicts.set(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
+            verdicts.raise_level(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
         for at in np.flatnonzero(self.one_sided.any(1)).tolist():
-            verdicts.set(at, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[at])}")
+            verdicts.raise_level(at, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[at])}")
         mine, other = (factorize.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
         a, b = mine[self.rows], other[self.others]
         for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():
-            verdicts.set(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
+            verdicts.raise_level(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
 
     def _alone(self, verdicts: RowVerdicts) -> None:
         """Rows of one side."""
         for at in np.flatnonzero(~self.both).tolist():
             side = "golden side" if self.others[at] >= 0 else "target"
             if why := self._needs_no_partner(at):
-                verdicts.set(at, PASS, why)
+                verdicts.raise_level(at, PASS, why)
             elif self._behind_cut(at):
-                verdicts.set(at, WARNING, "not compared: the other side was cut off before this call")
+                verdicts.raise_level(at, WARNING, "not compared: the other side was cut off before this call")
             elif self.rows[at] >= 0 and _overflown(self.target, int(self.rows[at])):
-                verdicts.set(at, WARNING, f"only the {side} has it, and it holds NaN or Inf")
+                verdicts.raise_level(at, WARNING, f"only the {side} has it, and it holds NaN or Inf")
             else:
-                verdicts.set(at, WARNING, f"only the {side} has it")
+                verdicts.raise_level(at, WARNING, f"only the {side} has it")
 
     def _behind_cut(self, at: int) -> bool:
         """The other side was cut off before it came so far."""

@@ -96,8 +96,8 @@ def _common(a: Array, b: Array, align: str) -> tuple[Array, Array]:
 
     sizes = [min(n, m) for n, m in zip(a.shape, b.shape)]
 
-    def cut(array: Array) -> Array:
+    def crop(array: Array) -> Array:
         starts = [0 if align == "start" or not dim else array.shape[dim] - n for dim, n in enumerate(sizes)]
         return array[tuple(slice(start, start + n) for start, n in zip(starts, sizes))]
 
-    return cut(a), cut(b)
+    return crop(a), crop(b)

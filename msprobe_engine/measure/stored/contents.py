@@ -80,7 +80,7 @@ class Contents:
             found += [digest.digest() for digest in digests]
         return found
 
-    def beginning(self, tensor: StoredTensor) -> bytes:
+    def digest_beginning(self, tensor: StoredTensor) -> bytes:
         """A digest of the first elements, the same for every layout; empty where that cannot be told."""
         if not tensor.numel or not _complete(tensor) or self.spent:
             return b""

@@ -112,7 +112,7 @@ J = TypeVar("J", bound=Job)
 
 
 class Pool(ABC, Generic[J]):
-    """The threads. `finished` is called with each job when all its blocks are done, one call at a time."""
+    """The threads. `finish_job` is called with each job when all its blocks are done, one call at a time."""
 
     def __init__(self, how: Plan) -> None:
         self._plan = how
@@ -124,14 +124,14 @@ class Pool(ABC, Generic[J]):
         self._stop: BaseException | None = None
 
     @abstractmethod
-    def finished(self, job: J) -> None:
+    def finish_job(self, job: J) -> None:
         """Take the result of a job."""
 
     def run(self, jobs: Iterator[J]) -> int:
         """Work all of them off; returns the bytes read.
 
         Raises:
-            whatever `finished` does.
+            whatever `finish_job` does.
         """
         threads = [threading.Thread(target=self._worker, name=f"checkpoint-{i}", daemon=True) for i in range(self._plan.workers)]
         # the caller's thread only waits: Ctrl-C must not come between the halves of what is done with a lock
@@ -156,7 +156,7 @@ class Pool(ABC, Generic[J]):
                 self._hand_out(job)
             self._flush()
             for _ in range(self._plan.workers):
-                self._put(None)
+                self._enqueue_blocks(None)
         except BaseException as error:  # `run` raises it in the caller's thread
             self._stop = self._stop or error
 
@@ -174,15 +174,15 @@ class Pool(ABC, Generic[J]):
             job.trouble = str(error)
         self._end_of_block(job)
 
-    def _stopped(self) -> bool:
+    def _is_stopped(self) -> bool:
         return self._stop is not None
 
     def _flush(self) -> None:
         if self._batch:
-            self._put(self._batch)
+            self._enqueue_blocks(self._batch)
             self._batch, self._room = [], _BATCH_ELEMENTS
 
-    def _put(self, item: list[tuple[J, Block]] | None) -> None:
+    def _enqueue_blocks(self, item: list[tuple[J, Block]] | None) -> None:
         while self._stop is None:
             try:
                 return self._queue.put(item, timeout=0.2)
@@ -201,12 +201,12 @@ class Pool(ABC, Generic[J]):
                 if batch is None:
                     return
                 for job, block in batch:
-                    if not job.trouble and not self._stopped():
+                    if not job.trouble and not self._is_stopped():
                         try:
                             job.work(block, rooms, self._reads.mine())
                         except Unreadable as error:
                             job.trouble = str(error)
-                    if not self._stopped():
+                    if not self._is_stopped():
                         self._end_of_block(job)
         except BaseException as error:  # `run` raises it in the caller's thread
             self._stop = self._stop or error
@@ -214,4 +214,4 @@ class Pool(ABC, Generic[J]):
     def _end_of_block(self, job: J) -> None:
         if job.one_less():
             with self._lock:
-                self.finished(job)
+                self.finish_job(job)

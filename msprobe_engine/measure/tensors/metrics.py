@@ -111,7 +111,7 @@ class TensorDiff:
         size = self.figures.size
         whole = self._rule is not None and size <= _WHOLE
         for begin in range(0, size, size if whole else _READ):
-            x, y = self._read(begin, min(size if whole else _READ, size - begin))
+            x, y = self._read_pair(begin, min(size if whole else _READ, size - begin))
             step = size if whole else BLOCK
             for start in range(0, len(x), step):
                 self._block(x[start : start + step], y[start : start + step], begin + start)
@@ -122,7 +122,7 @@ class TensorDiff:
             self._below(figures.top / 2)
         return figures
 
-    def _read(self, start: int, count: int) -> tuple[Array, Array]:
+    def _read_pair(self, start: int, count: int) -> tuple[Array, Array]:
         if not hasattr(_scratch, "memory"):
             _scratch.memory = bytearray(), bytearray()
         memories = _scratch.memory if count <= _READ else (bytearray(), bytearray())
@@ -199,7 +199,7 @@ class TensorDiff:
     def _below(self, limit: float) -> None:
         f = self.figures
         for start in range(0, f.size, _READ):
-            x, y = self._read(start, min(_READ, f.size - start))
+            x, y = self._read_pair(start, min(_READ, f.size - start))
             with np.errstate(all="ignore"):
                 keep = (np.abs(x) < limit) & (np.abs(y) < limit)
                 a, b = _wide(x[keep]), _wide(y[keep])

@@ -126,25 +126,25 @@ class TensorMode:
 
     def measure(self, pair: Pair) -> Measured:
         """Compare one pair. A file that cannot be read makes a message, no error."""
-        lacking = self._lacking(pair)
+        lacking = self._explain_missing_tensor(pair)
         if lacking is not None:
-            return self._nothing(metric_cells.UNSUPPORTED, lacking)
+            return self._build_unmeasured(metric_cells.UNSUPPORTED, lacking)
         try:
             with self._open(0, pair.target) as target, self._open(1, pair.golden) as golden:
                 for tensor, name, (shape, dtype) in zip((target, golden), pair, () if self._rule else pair.said):
                     check_dumped(tensor, str(name), shape, dtype)
-                left, right, message = self._processed(target, golden, pair)
-                found = self._existing(left, right) if self._rule else self._ours(left, right)
+                left, right, message = self._postprocess_pair(target, golden, pair)
+                found = self._measure_as_existing_tool(left, right) if self._rule else self._ours(left, right)
                 extra, said = self._extra(left, right, found)
         except (DumpFormatError, UsageError) as error:
             if self._rule:
                 text = _pair_text(pair, self._rule == OLD)
-                return self._nothing(metric_cells.UNSUPPORTED, f"Dump file: {text} not found or read failed.", damaged=True)
-            return self._nothing(None, one_line(str(error)), damaged=True)
+                return self._build_unmeasured(metric_cells.UNSUPPORTED, f"Dump file: {text} not found or read failed.", damaged=True)
+            return self._build_unmeasured(None, one_line(str(error)), damaged=True)
         text = "; ".join(part for part in (found.message, message, *said) if part)
         return found._replace(extra=extra, message=text)
 
-    def _lacking(self, pair: Pair) -> str | None:
+    def _explain_missing_tensor(self, pair: Pair) -> str | None:
         """Why nothing can be compared; None when something can."""
         old = self._rule == OLD
         if self._rule:
@@ -158,7 +158,7 @@ class TensorMode:
         missing = [side for side, name in (("target", pair.target), ("golden side", pair.golden)) if not name]
         return f"no saved tensor of the {' and the '.join(missing)}" if missing else None
 
-    def _nothing(self, word: str | None, message: str, damaged: bool = False) -> Measured:
+    def _build_unmeasured(self, word: str | None, message: str, damaged: bool = False) -> Measured:
         cells: list[Cell] = [word if self._rule else None] * 6
         return Measured(cells, [word if self._rule else None] * len(self._metrics), message, damaged=damaged)
 
@@ -170,8 +170,8 @@ class TensorMode:
             return open_elements(self._files[side], names[0])
         return join([open_elements(self._files[side], one) for one in names], 0 if ".parameters." in name else 1)
 
-    def _processed(self, target: Readable, golden: Readable, pair: Pair) -> tuple[Readable, Readable, str]:
-        if not self._postprocess or not self._postprocess.wanted(pair.target, pair.golden):
+    def _postprocess_pair(self, target: Readable, golden: Readable, pair: Pair) -> tuple[Readable, Readable, str]:
+        if not self._postprocess or not self._postprocess.applies_to(pair.target, pair.golden):
             return target, golden, ""
         arrays = whole(target), whole(golden)
         if self._rule == NEW:
@@ -179,7 +179,7 @@ class TensorMode:
         left, right, message = self._postprocess.apply(*arrays, (pair.target, pair.golden))
         return InMemoryTensor(left, left.dtype.name), InMemoryTensor(right, right.dtype.name), message
 
-    def _existing(self, target: Readable, golden: Readable) -> Measured:
+    def _measure_as_existing_tool(self, target: Readable, golden: Readable) -> Measured:
         old = self._rule == OLD
         shapes = tuple(side.shape if old else tuple(n for n in side.shape if n != 1) for side in (target, golden))
         differ = _same_type(target.dtype) != _same_type(golden.dtype)
@@ -230,7 +230,7 @@ def plugin_names(options: CompareOptions) -> tuple[str, ...]:
     Raises:
         UsageError: one cannot be loaded.
     """
-    return tuple(metric.column for metric in _loaded(options.metrics))
+    return tuple(metric.column for metric in _load_metrics_once(options.metrics))
 
 
 def metrics(
@@ -249,7 +249,7 @@ def metrics(
     Raises:
         UsageError: a metric or the file of matrices of `options` cannot be used.
     """
-    loaded = _loaded(options.metrics)
+    loaded = _load_metrics_once(options.metrics)
     rule = options.columns if options.compat else None
     mode = TensorMode(target.files, golden.files, rule, loaded, Postprocess(options.postprocess))
     named = [_pair(target, golden, i, j) for i, j in pairs]
@@ -280,7 +280,7 @@ def metrics(
 
 
 @lru_cache(maxsize=4)
-def _loaded(paths: tuple[Path, ...]) -> tuple[Metric, ...]:
+def _load_metrics_once(paths: tuple[Path, ...]) -> tuple[Metric, ...]:
     return load_metrics(paths)
 
 

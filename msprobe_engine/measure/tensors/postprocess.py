@@ -63,26 +63,26 @@ class Postprocess:
                 config = parse_yaml(read_input(config, LARGEST).decode())
             except (OSError, ValueError) as error:
                 raise UsageError(f"{where}: is no YAML file that can be read ({str(error)[:200]})") from None
-        for section, entry in _mapping(config, where).items():
+        for section, entry in _require_mapping(config, where).items():
             if section not in _SECTIONS:
                 raise UsageError(f"{where}: unknown key {str(section)[:80]!r}; allowed: {', '.join(_SECTIONS)}")
             maps = dict(_SECTIONS[section])
-            given = _mapping(entry, f"{where}: {section}")
+            given = _require_mapping(entry, f"{where}: {section}")
             unknown = [key for key in given if key not in maps]
             if unknown:
                 raise UsageError(f"{where}: {section} has the unknown key {str(unknown[0])[:80]!r}; allowed: {', '.join(maps)}")
             for key, right in maps.items():
                 side = self._target if "target" in key else self._golden
-                for matrix, names in _mapping(given.get(key), f"{where}: {section}: {key}").items():
+                for matrix, names in _require_mapping(given.get(key), f"{where}: {section}: {key}").items():
                     if not isinstance(names, (list, tuple)):
                         raise UsageError(f"{where}: {section}: {key}: {str(matrix)[:80]!r} must have a list of data names")
                     for name in names:
-                        side.setdefault(str(name), []).append(_Product(_found(root, str(matrix)), right))
+                        side.setdefault(str(name), []).append(_Product(_resolve_path(root, str(matrix)), right))
 
     def __bool__(self) -> bool:
         return bool(self._target or self._golden)
 
-    def wanted(self, target: str, golden: str) -> bool:
+    def applies_to(self, target: str, golden: str) -> bool:
         """One of these two data names is to be multiplied."""
         return target in self._target or golden in self._golden
 
@@ -101,7 +101,7 @@ class Postprocess:
         return made[0], made[1], "; ".join(problems)
 
 
-def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
+def _require_mapping(value: Any, where: str) -> Mapping[Any, Any]:
     if value is None:
         return {}
     if not isinstance(value, Mapping):
@@ -109,7 +109,7 @@ def _mapping(value: Any, where: str) -> Mapping[Any, Any]:
     return value
 
 
-def _found(root: Path, name: str) -> Path:
+def _resolve_path(root: Path, name: str) -> Path:
     """As written, from where the program runs; else beside the YAML file."""
     path = Path(name)
     return path if os.path.exists(name) or path.is_absolute() else root / name

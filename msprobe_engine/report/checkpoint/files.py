@@ -12,7 +12,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.output_files import write_report
 from msprobe_engine.core.io.safe_cells import safe_cell
 from msprobe_engine.core.log import one_line
-from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, ranked
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, sort_by_distance
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.report.checkpoint.page import page
 
@@ -49,7 +49,7 @@ def csv_text(result: Result, only_different: bool = False, top: int | None = Non
 
 def _select_tensors(result: Result, only_different: bool, top: int | None) -> Sequence[TensorResult]:
     if top is not None:
-        return ranked(result.different, top)
+        return sort_by_distance(result.different, top)
     return [t for t in result.tensors if not t.equal] if only_different else result.tensors
 
 

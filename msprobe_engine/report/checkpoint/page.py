@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from msprobe_engine.core.text.words import size
-from msprobe_engine.find.checkpoint.result import SAME, UNKNOWN, Result, ranked
+from msprobe_engine.find.checkpoint.result import SAME, UNKNOWN, Result, sort_by_distance
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 from msprobe_engine.formats.checkpoint.model import MODEL
 from msprobe_engine.report.checkpoint.text import changed_of, number, ranges, shape_of, type_of
@@ -29,7 +29,7 @@ def page(result: Result, only_different: bool = False, top: int | None = None) -
         only_different: tensors that are equal are not listed.
         top: of those that differ, only so many.
     """
-    different = ranked(result.different, top)
+    different = sort_by_distance(result.different, top)
     count = len(result.different)
     parts: list[str] = [_tiles(result)]
     parts += section(_t("hints"), bullets(result.hints))

@@ -10,7 +10,7 @@ from msprobe_engine.align.parameters.kinds import OTHER, kind_of, layer_of
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.words import size
-from msprobe_engine.find.checkpoint.result import counted, strict
+from msprobe_engine.find.checkpoint.result import format_count, strict
 from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Checkpoint, StoredTensor
 from msprobe_engine.report.checkpoint.text import ranges
 
@@ -49,8 +49,8 @@ def text(checkpoint: Checkpoint, tensors: bool = False, values: bool = False) ->
     parameters = sum(t.numel for t in held if t.group == MODEL)
     lines = [
         f"{checkpoint.format}: {one_line(str(checkpoint.path))}",
-        f"{counted(len(checkpoint.tensors), 'tensor')}, {parameters:,} elements of weights and buffers, {size(_nbytes(held))}, "
-        f"{counted(len(checkpoint.files), 'file')}; names: {checkpoint.naming or 'of no known scheme'}",
+        f"{format_count(len(checkpoint.tensors), 'tensor')}, {parameters:,} elements of weights and buffers, {size(_nbytes(held))}, "
+        f"{format_count(len(checkpoint.files), 'file')}; names: {checkpoint.naming or 'of no known scheme'}",
     ]
     layers = {layer for t in held if (layer := layer_of(t.name)) is not None}
     if layers:
@@ -96,7 +96,7 @@ def _by_kind(tensors: Iterable[StoredTensor]) -> list[str]:
         key = (t.state or ("weight" if t.group == MODEL else t.group), _kind(t), t.dtype)
         counts[key] += 1
         nbytes[key] += _nbytes([t])
-    rows = [(*key, counted(count, "tensor"), size(nbytes[key])) for key, count in sorted(counts.items())]
+    rows = [(*key, format_count(count, "tensor"), size(nbytes[key])) for key, count in sorted(counts.items())]
     if not rows:
         return ["  no tensors"]
     widths = [max(len(row[i]) for row in rows) for i in range(5)]

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.words import size
-from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, counted, ranked, short_value
+from msprobe_engine.find.checkpoint.result import GOLDEN, RUN, Result, SideFacts, format_count, short_value, sort_by_distance
 from msprobe_engine.find.checkpoint.tensor_result import TensorResult
 
 TOP = 20
@@ -24,7 +24,7 @@ def text(result: Result, top: int = TOP) -> str:
     lines += _values(result)
     different = result.different
     if different:
-        shown = ranked(different, top)
+        shown = sort_by_distance(different, top)
         lines += ["", f"differ ({len(shown)} of {len(different)}, the furthest apart first):" if len(shown) < len(different) else "differ:"]
         lines += _table(("tensor", "type", "shape", "changed", "rel. norm", "max abs", "at", "cos"), [_row(t) for t in shown])
         lines += [f"  {one_line(t.name)}: {one_line(t.hint or t.note)}" for t in shown if t.hint or t.note]
@@ -38,12 +38,12 @@ def text(result: Result, top: int = TOP) -> str:
     lines += _summary(result)
     bad = [t for t in result.tensors if t.nan_a or t.nan_b or t.inf_a or t.inf_b]
     if bad:
-        lines += ["", f"NaN or Inf in {counted(len(bad), 'tensor')}:"]
+        lines += ["", f"NaN or Inf in {format_count(len(bad), 'tensor')}:"]
         lines += [f"  {one_line(t.name)}: {t.nan_a} NaN {t.inf_a} Inf, golden {t.nan_b} NaN {t.inf_b} Inf" for t in bad[:_NAMES]]
         lines += _more(len(bad))
     drifted = [t for t in result.tensors if t.drift_a or t.drift_b]
     if drifted:
-        lines += ["", f"replicas on other ranks that are not the same ({counted(len(drifted), 'tensor')}):"]
+        lines += ["", f"replicas on other ranks that are not the same ({format_count(len(drifted), 'tensor')}):"]
         lines += [f"  {one_line(t.name)}: {t.drift_a} elements, golden {t.drift_b}, {_some(t.drift_files)}" for t in drifted[:_NAMES]]
         lines += _more(len(drifted))
     for title, items in (("problems", result.problems), ("notes", _notes(result))):
@@ -159,7 +159,7 @@ def ranges(numbers: Iterable[int]) -> str:
 
 
 def _side(which: str, side: SideFacts) -> str:
-    held = f"{counted(side.tensors, 'tensor')}, {size(side.nbytes)}, {counted(side.files, 'file')}"
+    held = f"{format_count(side.tensors, 'tensor')}, {size(side.nbytes)}, {format_count(side.files, 'file')}"
     return f"  {which}: {one_line(side.path)}: {side.format}, {held}"
 
 

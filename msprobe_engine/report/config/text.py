@@ -5,7 +5,7 @@ from __future__ import annotations
 from msprobe_engine.config.severity import CHANGES, MAY, level
 from msprobe_engine.core.log import one_line
 from msprobe_engine.find.config.comparison import MOST_HARMLESS, Comparison, headline
-from msprobe_engine.find.config.difference import folded
+from msprobe_engine.find.config.difference import fold_differences
 
 TOP = 20
 _WIDTH = 16
@@ -18,7 +18,7 @@ def text(found: Comparison, top: int = TOP) -> str:
         top: how many differences are listed.
     """
     told = {
-        severity: [one.sentence() for one in folded(one for one in found.differences if one.severity == severity)]
+        severity: [one.sentence() for one in fold_differences(one for one in found.differences if one.severity == severity)]
         for severity in (CHANGES, MAY)
     }
     lines: list[str] = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]

@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from msprobe_engine.align.calls.alignment import align_sides, crossed
+from msprobe_engine.align.calls.alignment import align_sides, are_of_different_frameworks
 from msprobe_engine.align.calls.structure import Aligned
 from msprobe_engine.align.mapping.user_mapping import Mappings
 from msprobe_engine.core.errors import UsageError
@@ -45,7 +45,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
     first, second = target.side, golden.side
     if first is None or second is None:
         raise UsageError("graph: a side without a dump cannot be compared")
-    if crossed(first, second) and options.match == "exact" and not options.layer_mapping:
+    if are_of_different_frameworks(first, second) and options.match == "exact" and not options.layer_mapping:
         raise UsageError(
             f"graph: {first.path} is of {first.framework}, {second.path} of {second.framework}: names cannot be matched; give a layer "
             "mapping (-lm), or match by structure"
@@ -67,7 +67,7 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         found = suspects.measure_graphs(target, golden, matched.partners, align_records())
     else:
         found = suspects.measured_by(target, golden, matched.partners, told)
-    meant = crossed(first, second) and options.match != "exact"
+    meant = are_of_different_frameworks(first, second) and options.match != "exact"
     if meant and found.begun is not None:
         rows = told_rows(target, rows, suspects.rows_in_common(found.begun.walker))
     made = _Numbers(target, rows, task_of(first, second), options, meant)
@@ -84,7 +84,9 @@ def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergenc
         suspect_text=found.text,
         metrics=made.metrics(),
         by_structure=matched.by_structure,
-        needless=needless(target, golden, matched, align_records()) if told is None and crossed(first, second) else (set(), set()),
+        needless=needless(target, golden, matched, align_records())
+        if told is None and are_of_different_frameworks(first, second)
+        else (set(), set()),
         golden_rows=_golden_rows(rows),
         begun=found.begun,
     )

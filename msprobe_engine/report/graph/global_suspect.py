@@ -179,7 +179,7 @@ def of_one(jobs: Iterable[Job], bad: set[Key], tables: StepTables, problems: Seq
                 break
             continue
         verdict = first_over_ranks.analyse(traces)
-        findings = [report.finding(verdict, n) for n in range(len(verdict.suspects))]
+        findings = [report.build_finding(verdict, n) for n in range(len(verdict.suspects))]
         for item in findings:
             text = one_line_of(Sentence("{0}: {1}", item["what"], item["explanation"]))
             found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text, item["rank"]))

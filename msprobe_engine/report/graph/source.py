@@ -10,7 +10,7 @@ from msprobe_engine.align.sources import MIXED, pair_paths
 from msprobe_engine.align.tasks import Sources
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.find.detect import Run
-from msprobe_engine.find.nonfinite.load import numbered
+from msprobe_engine.find.nonfinite.load import number_ranks
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.completeness import missing_ranks, missing_steps
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump, require_visible
@@ -94,7 +94,7 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
         if options.steps and step not in options.steps:
             continue
         found.lost += missing_ranks(dump, step, options.ranks)
-        ranks = dict(numbered(dump, step))
+        ranks = dict(number_ranks(dump, step))
         seen |= ranks.keys()
         for rank, directory in ranks.items():
             if options.ranks and rank not in options.ranks:

@@ -9,9 +9,9 @@ from pathlib import Path
 import numpy as np
 
 from msprobe_engine.align.calls.match import Matching
-from msprobe_engine.align.mapping.user_mapping import Mappings, lost
+from msprobe_engine.align.mapping.user_mapping import Mappings, describe_lost_mapping
 from msprobe_engine.align.parallel.experts import together
-from msprobe_engine.align.parallel.micro_batches import cut
+from msprobe_engine.align.parallel.micro_batches import cut_into_micro_batches
 from msprobe_engine.align.parallel.outcome import GlobalTensors
 from msprobe_engine.align.parallel.unshard import Unsharder
 from msprobe_engine.align.tasks import Sources, Task
@@ -101,8 +101,8 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Glo
     mappings.apply_all(target, golden)
     ranks = target
     target, golden, _ = together(target, golden, [], [])
-    problems += lost(ranks, target)
-    ours, theirs = cut(target, golden), cut(golden, target)
+    problems += describe_lost_mapping(ranks, target)
+    ours, theirs = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
     turn = len(theirs) > len(ours)  # as the diagnosis does it
     joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
     whole = joiner.join_turned() if turn else joiner.join()

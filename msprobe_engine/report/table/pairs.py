@@ -153,7 +153,7 @@ class _Table:
             self._say_one_sided(self._judged.one_sided)
             if self._tensors is not None:
                 for at in np.flatnonzero(self._tensors.damaged).tolist():
-                    self._judged.set(at, WARNING, "")  # Err_message has the reason
+                    self._judged.raise_level(at, WARNING, "")  # Err_message has the reason
             for at, text in self.matching.messages.items():
                 self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
         else:
@@ -217,7 +217,7 @@ class _Table:
         return made
 
     def _show_rows(self, part: slice) -> tuple[Shown, Shown]:
-        return self._mine.show(self.rows[part]), self._other.show(self.others[part])
+        return self._mine.format_cells(self.rows[part]), self._other.format_cells(self.others[part])
 
     def _statistics(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
         mine, other = self._show_rows(part)
@@ -338,7 +338,7 @@ def _fill(cells: Block, matched: npt.NDArray[np.bool_]) -> None:
 
 def _texts(values: Sequence[Any], nothing: str, str_of: Callable[[Any], Any] | None = str) -> npt.NDArray[np.object_]:
     """Cells of dtypes, shapes or flags, by row; the last one stands for a row that is not there. Equal objects are put into words once."""
-    numbers, objects = factorize.numbered(values)
+    numbers, objects = factorize.number_objects(values)
     words = np.empty(len(objects) + 1, object)
     words[:-1] = [nothing if item is None else str_of(item) if str_of else item for item in objects]
     words[-1] = UNMATCHED

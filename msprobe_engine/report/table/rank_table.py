@@ -220,7 +220,7 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
                 table.write(block)
             _count(found, block, not options.compat)
             if advisor is not None:
-                advisor.see(block)
+                advisor.add_block(block)
         for table in tables:
             table.close()
     except BaseException:
@@ -271,7 +271,7 @@ def _name(name: Any, other: Any) -> str:
 def compare_guarded(task: Task, options: CompareOptions, output: str, stamp: str, keep: bool) -> Result:
     """`compare_task`; a fault of this tool in one pair does not take the others with it."""
     try:
-        with collection_paused(), factorize.remembered():  # the columns of a million rows are no garbage
+        with collection_paused(), factorize.cache_columns():  # the columns of a million rows are no garbage
             return compare_task(task, options, output, stamp, keep)
     except ProbeError:
         raise

@@ -61,7 +61,7 @@ def _is_copy(walker: DifferenceWalk, op: int) -> bool:
         return False
     if any(len(tree.kinds[one]) == 4 and tree.kinds[one][0] == "forward" for one in tree.above(op)):
         return False
-    other = op in walker.extra or any(walker.measured.shape[at] or not walker.measured.known[at] for at in _taken(walker, op))
+    other = op in walker.extra or any(walker.measured.shape[at] or not walker.measured.known[at] for at in _find_input_pairs(walker, op))
     return kind[2] in MOVES or (other and (kind[2] in SCALINGS or is_collective(walker.side.ops[op])))
 
 
@@ -89,7 +89,7 @@ def _update(walker: DifferenceWalk) -> list[int]:
 
 def _is_known(walker: DifferenceWalk, op: int) -> bool:
     """Tensors that a call takes in could be compared."""
-    taken = _taken(walker, op)
+    taken = _find_input_pairs(walker, op)
     return bool(taken) and all(walker.measured.known[at] for at in taken)
 
 
@@ -100,7 +100,7 @@ def gives_the_same(walker: DifferenceWalk, op: int) -> bool:
     return bool(given) and all(m.known[at] for at in given) and not walker.is_off(op)
 
 
-def _taken(walker: DifferenceWalk, op: int) -> list[int]:
+def _find_input_pairs(walker: DifferenceWalk, op: int) -> list[int]:
     """Pairs of rows of the tensors of floating point numbers that a call takes in."""
     side = walker.side
     return [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == INPUT and roundoff.eps(side.dtype[walker.rows[at][0]])]

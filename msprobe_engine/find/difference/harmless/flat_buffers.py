@@ -77,6 +77,6 @@ def _is_vector(side: DumpTable, row: int) -> bool:
 
 def _whole(stats: merge_statistics.Floats, sizes: list[int]) -> merge_statistics.Floats:
     """The statistics of pieces of some sizes together."""
-    found = merge_statistics.merged(stats)
+    found = merge_statistics.merge_pieces(stats)
     found[2] = sum(mean * size for mean, size in zip(stats[:, 2], sizes)) / max(1, sum(sizes))
     return found

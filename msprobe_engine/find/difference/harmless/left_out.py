@@ -228,7 +228,7 @@ def sums_so_far(walker: DifferenceWalk) -> list[int]:
     for group in groups.values():
         if all(a[1] < b[1] for a, b in pairwise(group)):
             continue
-        for op in _chained(walker.target, {op for op, _ in group}):
+        for op in _find_chained_sums(walker.target, {op for op, _ in group}):
             name, back = walker.side.ops[op], walker.side.ops[walker.target.twin(op) or op]
             places = f"{name}.input.0", f"{name}.output.", f"{back}.output.0"
             spans = (*walker.span_of(op), *walker.span_of_twin(op))
@@ -237,7 +237,7 @@ def sums_so_far(walker: DifferenceWalk) -> list[int]:
     return found
 
 
-def _chained(tree: Tree, ops: set[int]) -> list[int]:
+def _find_chained_sums(tree: Tree, ops: set[int]) -> list[int]:
     """Those of some calls that add to what another one of them gave, or give what another one adds to."""
     side = tree.side
     links = {op: source for op in ops for row in side.rows(op)[:1] if (source := tree.producers.get(row)) in ops}

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING
 from msprobe_engine.align.parallel.parameter_owner import owner_of
 from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.find.difference.noise.incoming import IncomingNoise
-from msprobe_engine.find.difference.noise.notes import grown, hands_on, largest
+from msprobe_engine.find.difference.noise.notes import grow_noise, hands_on, largest
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Carried, Noise, Operand, Result
@@ -31,11 +31,11 @@ _UNKNOWN = Noise(1.0, 1.0, 0.0)
 class CarriedNoise(IncomingNoise):
     """Goes over the records of one rank of one step, in the order of execution; see `NoiseNotes` for what it is given and holds."""
 
-    def look(self, at: int) -> None:
+    def judge_pair(self, at: int) -> None:
         """Judge the next pair of records, and note what it hands on."""
         walker, seen = self._walker, self.seen
         span = range(walker.starts[at], walker.starts[at + 1])
-        if self.quiet and not any(seen.moved(pair) or (seen.blank[pair] and seen.unit[pair]) for pair in span):
+        if self.quiet and not any(seen.has_difference(pair) or (seen.blank[pair] and seen.unit[pair]) for pair in span):
             return
         self.quiet = False
         op = walker.structure.pairs[at][0]
@@ -67,7 +67,7 @@ class CarriedNoise(IncomingNoise):
             if seen.blank[pair] and seen.unit[pair] and not seen.other[pair]:  # nobody can say what it hands on
                 exact = api is not None and not backward and (api in traits.LOOKUPS or hands_on(api))
                 unit = 0.0 if exact else self._coarsest(pair, row, inputs, kept)
-                self._notes[row], self._clean[row] = (grown(largest(one.noise for one in some), unit, 1.0) for some in (inputs, clean))
+                self._notes[row], self._clean[row] = (grow_noise(largest(one.noise for one in some), unit, 1.0) for some in (inputs, clean))
                 if self._later:  # gradients are summed in buffers that no record leads to
                     self._recent.append(self._notes[row])
                     self._recent_clean.append(self._clean[row])
@@ -79,11 +79,17 @@ class CarriedNoise(IncomingNoise):
                 continue
             result = Result(seen.rms[pair] / self._added_up(op, api, inputs), seen.count[pair], seen.unit[pair])
             if blank:
-                inputs, clean, kept, kept_clean = ([_sized(one, result) for one in some] for some in (inputs, clean, kept, kept_clean))
+                inputs, clean, kept, kept_clean = (
+                    [_fill_in_size(one, result) for one in some] for some in (inputs, clean, kept, kept_clean)
+                )
             if api in traits.BY_INDEX and not backward and any(map(self._chosen_otherwise, taken)):
                 inputs, clean = ([*some, _of_others(result)] for some in (inputs, clean))
-            carried = self._carried(api, backward, gradients, inputs, kept, result, inside, self._notes)
-            bare = carried if not self._parted else self._carried(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
+            carried = self._propagate_noise(api, backward, gradients, inputs, kept, result, inside, self._notes)
+            bare = (
+                carried
+                if not self._parted
+                else self._propagate_noise(api, backward, gradients, clean, kept_clean, result, inside, self._clean)
+            )
             if coarse > seen.unit[pair]:
                 self._coarse[row] = coarse
             self._judge(pair, api, limit, inputs, kept, carried, bare, inside)
@@ -108,7 +114,7 @@ class CarriedNoise(IncomingNoise):
             if names[other] in zeros
         }
 
-    def _carried(
+    def _propagate_noise(
         self,
         api: str | None,
         backward: bool,
@@ -175,7 +181,7 @@ class CarriedNoise(IncomingNoise):
             self.alone[pair] = self.ratio[pair]
         else:
             self.alone[pair] = self._times(pair, math.hypot(bare.element, new), bare.whole, bias, limit, behind)
-        note = self._note(pair, api, inputs, kept, carried, new, inside)
+        note = self._compute_output_noise(pair, api, inputs, kept, carried, new, inside)
         self._notes[row] = note
         if self.alone[pair] <= 1 and not seen.other[pair]:
             self._shown.append(max(seen.norm[pair], seen.mean[pair]))
@@ -197,7 +203,7 @@ class CarriedNoise(IncomingNoise):
         found: float = max((self.seen.unit[pair], *(one.unit for one in operands)))
         return found
 
-    def _note(
+    def _compute_output_noise(
         self,
         pair: int,
         api: str | None,
@@ -209,8 +215,8 @@ class CarriedNoise(IncomingNoise):
     ) -> Noise:
         """What a result hands on: what was seen or came in. Gains are not compounded, and what the statistics show bounds it."""
         seen = self.seen
-        same = not seen.moved(pair) and seen.count[pair] >= roundoff.MANY and carried.absolute is None
-        if same or not (carried.element or carried.whole or seen.moved(pair)):
+        same = not seen.has_difference(pair) and seen.count[pair] >= roundoff.MANY and carried.absolute is None
+        if same or not (carried.element or carried.whole or seen.has_difference(pair)):
             return NONE
         if seen.other[pair]:
             return Noise(1.0, 1.0, seen.rms[pair])
@@ -247,6 +253,6 @@ def _of_others(result: Result) -> Operand:
     return Operand(Noise(1.0, 1.0, result.rms), result.rms, 0.0, 1.0, result.size, result.size, result.unit)
 
 
-def _sized(operand: Operand, result: Result) -> Operand:
+def _fill_in_size(operand: Operand, result: Result) -> Operand:
     """A tensor of which no number is known is taken to be as large as what comes out."""
     return operand if operand.rms else operand._replace(rms=result.rms, size=result.size)

@@ -10,7 +10,7 @@ from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.names import backward_twin, forward_twin
 from msprobe_engine.find.difference.harmless import bridges, same_result
-from msprobe_engine.find.difference.noise.notes import NoiseNotes, grown, largest
+from msprobe_engine.find.difference.noise.notes import NoiseNotes, grow_noise, largest
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.measure import propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Noise, Operand
@@ -76,7 +76,7 @@ class IncomingNoise(NoiseNotes):
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
                 self._exact_input(pair, row)
             return None
-        made = None if self._is_parameter_alone(pair) else self._made(row, self._came_through(pair))
+        made = None if self._is_parameter_alone(pair) else self._find_producer_noise(row, self._came_through(pair))
         if made is None or walker.target.producers.get(row) in walker.extra:
             noise, clean = self._appears(pair, row, limit, made)
         else:
@@ -148,7 +148,7 @@ class IncomingNoise(NoiseNotes):
         seen = self.seen
         return Operand(noise, seen.rms[pair], seen.average[pair], seen.share[pair], seen.count[pair], seen.last[pair], seen.unit[pair])
 
-    def _made(self, row: int, unit: float, depth: int = 0) -> tuple[Noise, Noise] | None:
+    def _find_producer_noise(self, row: int, unit: float, depth: int = 0) -> tuple[Noise, Noise] | None:
         """Noise of what an earlier record gave out; None: no record did.
 
         Args:
@@ -163,13 +163,13 @@ class IncomingNoise(NoiseNotes):
         if walker.position(op) >= 0:
             source = self._row_of(op, row)
             if source not in self._paired and not self.quiet:  # the record has a partner, and this of what it gives out has none
-                return self._unrecorded(unit)
+                return self._estimate_unrecorded_noise(unit)
             return self._notes.get(source, NONE), self._clean.get(source, self._notes.get(source, NONE))
         if depth >= bridges.MOST:
             return None
         side = walker.side
         went_in = [
-            self._made(other, unit, depth + 1) or self._of_parameter(other) or self._unrecorded(unit, other)
+            self._find_producer_noise(other, unit, depth + 1) or self._of_parameter(other) or self._estimate_unrecorded_noise(unit, other)
             for other in side.rows(op)
             if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0
         ]
@@ -178,7 +178,7 @@ class IncomingNoise(NoiseNotes):
         kind = walker.target.kinds[op]
         simple = len(kind) == 3 and any(kind[2] in known for known in _SIMPLE)
         gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN  # gains are not compounded
-        a, b = (grown(largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
+        a, b = (grow_noise(largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
         return a, b
 
     def _came_through(self, pair: int) -> float:
@@ -225,11 +225,11 @@ class IncomingNoise(NoiseNotes):
         moved = NONE if self._start is None else _of_update(self._start)
         return moved, moved
 
-    def _unrecorded(self, unit: float, row: int = -1) -> tuple[Noise, Noise]:
+    def _estimate_unrecorded_noise(self, unit: float, row: int = -1) -> tuple[Noise, Noise]:
         """Of what was made by something without a record, of what came before it. What an update takes in (`row`) are gradients, in their
         buffers, and what an optimizer has made of them before."""
         known = [(self._recent.largest, self._recent_clean.largest), *self._of_users(row)]
-        found = grown(largest([one for one, _ in known]), unit), grown(largest([one for _, one in known]), unit)
+        found = grow_noise(largest([one for one, _ in known]), unit), grow_noise(largest([one for _, one in known]), unit)
         walker = self._walker
         if row < 0 or self._of_gradients.get(None, NONE) == NONE or walker.side.op[row] <= walker.target.last_backward:
             return found
@@ -254,7 +254,9 @@ class IncomingNoise(NoiseNotes):
         """A tensor that no record of both sides has made: a parameter or data, or what code without a record makes, or calls of one side
         only (`bridged`: their noise)."""
         walker, seen = self._walker, self.seen
-        if not (seen.moved(pair) or seen.blank[pair]):  # statistics that are the same to the last bit are those of the same numbers
+        if not (
+            seen.has_difference(pair) or seen.blank[pair]
+        ):  # statistics that are the same to the last bit are those of the same numbers
             return NONE, NONE
         leaf = bridged is None and (self._role[row] == PARAMETERS or walker.is_parameter(row))
         read = Noise(2 * seen.unit[pair], 0.0, 0.0)  # rounded another way when it was loaded
@@ -262,7 +264,7 @@ class IncomingNoise(NoiseNotes):
         if not walker.one_layout and walker.side.op[row] > walker.target.last_backward:
             unit = max(unit, self._of_backward)
         handed_on = None if bridged or leaf else self._handed_on(pair, unit)
-        unknown = (read, read) if leaf and self._start is None else handed_on or self._unrecorded(unit, -1 if leaf else row)
+        unknown = (read, read) if leaf and self._start is None else handed_on or self._estimate_unrecorded_noise(unit, -1 if leaf else row)
         noise, clean = bridged or unknown
         if leaf and self._start is not None:
             moved = _of_update(self._start)
@@ -289,7 +291,7 @@ class IncomingNoise(NoiseNotes):
         if given < 0:
             return None
         note = self._notes.get(given, NONE)
-        return grown(note, unit, 1.0), grown(self._clean.get(given, note), unit, 1.0)
+        return grow_noise(note, unit, 1.0), grow_noise(self._clean.get(given, note), unit, 1.0)
 
     def _twin_given_out(self, row: int, other: int) -> int:
         """What a record of both sides, before that of `row`, gave out, if on the golden side it has the numbers of `other`; else -1."""
@@ -324,7 +326,7 @@ class IncomingNoise(NoiseNotes):
                     one = self._notes.get(row, NONE)
                     two = self._clean.get(row, one)
                 else:
-                    one, two = self._made(row, seen.unit[pair]) or self._as_seen(pair)
+                    one, two = self._find_producer_noise(row, seen.unit[pair]) or self._as_seen(pair)
                 (inputs if came_back else kept).append(self._operand(pair, one))
                 (clean if came_back else kept_clean).append(self._operand(pair, two))
         return kept, kept_clean

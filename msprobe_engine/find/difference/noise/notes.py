@@ -178,7 +178,7 @@ class NoiseNotes:
     def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> float:
         """How many times what round-off may do; `behind`: noise of elements that no mask covers."""
         seen = self.seen
-        if not seen.moved(pair):
+        if not seen.has_difference(pair):
             return 0.0
         norm, mean, single = self._limits(pair, element, whole, bias, limit)
         found: list[float] = [seen.norm[pair] / norm]
@@ -201,7 +201,7 @@ def largest(notes: Iterator[Noise] | Sequence[Noise] | deque[Noise]) -> Noise:
     return Noise(element, whole, absolute)
 
 
-def grown(noise: Noise, unit: float, gain: float = propagation.MODULE_GAIN) -> Noise:
+def grow_noise(noise: Noise, unit: float, gain: float = propagation.MODULE_GAIN) -> Noise:
     """Through something of which nothing is known, and that rounds a few times."""
     new = _ROUNDINGS * roundoff.fresh(unit)
     element = min(roundoff.JUDGED, max(gain * noise.element, new))
@@ -260,7 +260,7 @@ class Seen:
         self.count, self.unit = count.astype(np.int64).tolist(), unit.tolist()
         self.last = factorize.of_each(golden.shape, _last)[right].astype(np.int64).tolist()
 
-    def moved(self, at: int) -> bool:
+    def has_difference(self, at: int) -> bool:
         """There is a difference."""
         return bool(self.norm[at] or self.mean[at] or self.element[at] or self.elements[at] or self.other[at])
 

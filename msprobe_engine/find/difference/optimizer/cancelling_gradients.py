@@ -138,14 +138,14 @@ def tolerate_update(walker: DifferenceWalk, before: DifferenceWalk) -> None:
         both = side.requires_grad[i], golden.requires_grad[j]  # MindSpore does not say
         if role[k] == INPUT and not (any(both) if crossed else all(both)):
             continue
-        moved, apart = _moved(walker, before, i, j, was)
+        moved, apart = _measure_movement(walker, before, i, j, was)
         allowed = _SOME if few else _ELEMENTS if _elements_only(walker, before, i, j, was, moved) else _PART
         if apart <= allowed * moved:
             hidden = _HIDDEN * moved / max(float(golden.stats[j][3]), 1e-30) if few else 0.0
             walker.cancelled.excused[k] = max(m.distance[k], hidden)
 
 
-def _moved(walker: DifferenceWalk, before: DifferenceWalk, i: int, j: int, was: int) -> tuple[float, float]:
+def _measure_movement(walker: DifferenceWalk, before: DifferenceWalk, i: int, j: int, was: int) -> tuple[float, float]:
     """How far the step before has moved a tensor on the golden side, and how far both sides are apart: the largest of what their extremes,
     the norm and the mean say."""
     golden, earlier = walker.golden.side, before.golden.side
@@ -175,7 +175,7 @@ def _few(walker: DifferenceWalk, before: DifferenceWalk, places: Mapping[str, in
         trained = walker.golden.side.requires_grad[j] or walker.side.requires_grad[i]
         held = walker.side.role[i] == PARAMETERS or (walker.side.role[i] == INPUT and trained)
         if held and was is not None and i not in walker.target.producers and before.golden.side.shape[was] == walker.golden.side.shape[j]:
-            moved, apart = _moved(walker, before, i, j, was)
+            moved, apart = _measure_movement(walker, before, i, j, was)
             if moved > 0:
                 parts.append(apart > _PART * moved)
     return bool(parts) and sum(parts) <= _FEW * len(parts)

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from msprobe_engine.align.calls.alignment import crossed
+from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.origin import PARAMETER, TAKEN
 from msprobe_engine.find.findings import Diagnosis
@@ -59,7 +59,7 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
     if len(stays) == 1:
         found.evidence.append(Sentence("The step before has not moved the parameter in {0}; in the other one it has.", stays[0]))
         return
-    if crossed(side, golden):
+    if are_of_different_frameworks(side, golden):
         found.evidence.append(TWO_OPTIMIZERS)
     moved = float(np.abs(golden.stats[j] - was.stats[before])[:3].max())
     apart = float(np.abs(side.stats[i] - golden.stats[j])[:3].max())

@@ -23,7 +23,7 @@ from typing import NamedTuple
 import numpy as np
 
 from msprobe_engine.align.parallel import merge_statistics
-from msprobe_engine.align.parallel.experts import weighted
+from msprobe_engine.align.parallel.experts import merge_weighted
 from msprobe_engine.align.parallel.merge_statistics import Floats
 from msprobe_engine.align.parallel.outcome import PASSING, copy
 from msprobe_engine.align.parallel.placements import twins
@@ -195,7 +195,7 @@ class _Merger:
         elif cut is None and distances.elements(whole) == 1:
             how = Sentence("one number on each rank; the statistics are those of all numbers, on")
         self.add_note(row, Sentence("{0} ranks {1}{2}", how, held, f" ({values})" if values else ""))
-        value = weighted([(shape, beside.stats[place, row]) for place, _, shape in members])
+        value = merge_weighted([(shape, beside.stats[place, row]) for place, _, shape in members])
         self.store_row(row, value, whole)
         side = self.made.side
         for known in ("nans", "infs"):
@@ -288,5 +288,5 @@ def _whole(beside: RankStack, taken: int, given: int) -> Floats | None:
     if size == result and beside.alike[given]:
         return np.array(beside.stats[0, given])
     if result * len(beside.ranks) == size:
-        return merge_statistics.merged(beside.stats[:, given])
+        return merge_statistics.merge_pieces(beside.stats[:, given])
     return None

@@ -57,7 +57,7 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
     if len(left) > 1:
         left = _join_stages(left, found)
     if len(left) > 1 and experts.groups(left):
-        left = experts.gathered(left)
+        left = experts.gather_experts(left)
         others = sorted(left)[1:]
         found.said.append(
             f"ranks {', '.join(map(str, others))}: hold other experts of the same layers, which are shown; their own batch around "
@@ -91,7 +91,7 @@ def _all_experts(sides: Mapping[int, DumpTable], axis: str) -> dict[int, DumpTab
         parallel = side.header["parallel"]
         headers[rank] = {**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], "ep": 0}}}
         beside[rank] = device_mesh.with_header(side, {**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], axis: 0}}})
-    return {rank: device_mesh.with_header(side, headers[rank]) for rank, side in experts.gathered(beside).items()}
+    return {rank: device_mesh.with_header(side, headers[rank]) for rank, side in experts.gather_experts(beside).items()}
 
 
 def _merge_along_axis(sides: dict[int, DumpTable], axis: str, found: MergedRanks, notes: dict[int, dict[str, list[str]]]) -> DumpTable:
@@ -122,7 +122,7 @@ def _join_stages(sides: Mapping[int, DumpTable], found: MergedRanks) -> dict[int
     # without virtual stages a number that begins the paths of modules is a name
     other: Mapping[int, DumpTable] = {0: DumpTable(Path())} if interleaved else sides
     problems: list[str] = []
-    made = stages.joined(sides, other, problems, found.said)
+    made = stages.merge_pipelines(sides, other, problems, found.said)
     if problems:
         raise UsageError("; ".join(problems))
     return made

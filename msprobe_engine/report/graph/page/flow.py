@@ -27,7 +27,7 @@ def producers(graph: Graph) -> Numbers:
     node_of = np.array(graph.node_of_record, np.int64)
     found = np.where(records >= 0, node_of[records], -1)
     bad = np.flatnonzero(_nonfinite(side))
-    shapes, _ = factorize.numbered(side.shape)
+    shapes, _ = factorize.number_objects(side.shape)
     role, last = side.role, dict[int, int]()
     for row in bad.tolist():
         node, shape = int(node_of[side.op[row]]), int(shapes[row])
