@@ -98,7 +98,10 @@ class Form:
         elif key in _IN_WORKING_TYPE and (tensor.shape or key == "max_abs" or self.compat == standards.NEW):
             narrow = _working_type(tensor)  # numpy 1, which 8.1.1 runs with, widens results without dimensions
         if narrow != "float64":
-            return _narrow(value, narrow)
+            # As numpy 1 writes a number of that type
+            exact = np.dtype(narrow).type(value)
+            text = str(exact)
+            return np.format_float_positional(exact, unique=True, trim="0") if "e+" in text and abs(value) < 1e16 else text
         return f"{value:.{self.precision}f}"
 
 
@@ -138,13 +141,6 @@ def _working_type(tensor: TensorResult) -> str:
     widths = {53: "float64", 24: "float32", 11: "float16"}
     kinds = [float_type(dtype) for dtype in (tensor.bench_dtype, tensor.device_dtype)]
     return widths[max(24 if kind is None or kind.bits < 11 or kind.name == "bfloat16" else kind.bits for kind in kinds)]
-
-
-def _narrow(value: float, dtype: str) -> str:
-    """As numpy 1 writes a number of that type."""
-    exact = np.dtype(dtype).type(value)
-    text = str(exact)
-    return np.format_float_positional(exact, unique=True, trim="0") if "e+" in text and abs(value) < 1e16 else text
 
 
 def _scalar(dtype: str) -> bool:

@@ -73,17 +73,13 @@ def _before(target: DumpTable, golden: DumpTable, rank: int) -> Divergence | Non
     if not all(len(side) for side in sides):
         return None
     for side, known in zip(sides, (target, golden)):
-        _rename_alike(side, known)
+        # What a mapping has said of one step holds for another one
+        if known.aliases is not known.ops:
+            names = dict(zip(known.ops, known.aliases))
+            places = {known.name[row]: place for row, place in known.positions.items()}
+            side.aliases = [names.get(op, op) for op in side.ops]
+            side.positions = {row: places[name] for row, name in enumerate(side.name) if name in places}
     return settle_origins(Divergence(walkers={rank: walk_rank(*sides).walker}), None)
-
-
-def _rename_alike(side: DumpTable, known: DumpTable) -> None:
-    """What a mapping has said of one step holds for another one."""
-    if known.aliases is not known.ops:
-        names = dict(zip(known.ops, known.aliases))
-        places = {known.name[row]: place for row, place in known.positions.items()}
-        side.aliases = [names.get(op, op) for op in side.ops]
-        side.positions = {row: places[name] for row, name in enumerate(side.name) if name in places}
 
 
 def _step_before(path: Path) -> Path | None:

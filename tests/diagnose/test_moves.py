@@ -34,7 +34,7 @@ def test_a_view_of_old_garbage_is_no_origin(tmp_path: Path) -> None:
         "Torch.log.0.forward": entry([False], True),
         "Torch.mul.0.forward": entry([True], True),
     }
-    finding = nan_analyze(write(tmp_path, data), tmp_path).findings[0]
+    finding = nan_analyze(write(tmp_path, data)).findings[0]
     assert (finding["cause"], finding["operator"]) == ("operator", "log")
 
 
@@ -45,7 +45,7 @@ def test_bad_data_is_named_where_it_is_used(tmp_path: Path) -> None:
         "Torch.mul.0.forward": entry([True, False], True),
         "Torch.sum.0.forward": entry([True], True),
     }
-    assert nan_analyze(write(tmp_path, data), tmp_path).findings[0]["cause"] == "data"
+    assert nan_analyze(write(tmp_path, data)).findings[0]["cause"] == "data"
 
 
 def test_what_a_rank_puts_into_a_collective_is_no_data(tmp_path: Path) -> None:
@@ -54,7 +54,7 @@ def test_what_a_rank_puts_into_a_collective_is_no_data(tmp_path: Path) -> None:
         "Distributed.all_gather_into_tensor.0.forward": entry([False, True], True),
         "Functional.linear.0.forward": entry([False, True], True),
     }
-    finding = nan_analyze(write(tmp_path, data), tmp_path).findings[0]
+    finding = nan_analyze(write(tmp_path, data)).findings[0]
     assert (finding["cause"], finding["operator"]) == ("held", "all_gather_into_tensor")
     assert "a parameter or its shard" in finding["explanation"]
 
@@ -68,11 +68,11 @@ def test_a_gradient_buffer_that_is_zeroed_is_no_origin(tmp_path: Path) -> None:
         "Tensor.__truediv__.0.forward": entry([False, False], True),
         "Torch.mul.0.forward": entry([True], True),
     }
-    finding = nan_analyze(write(tmp_path, data), tmp_path).findings[0]
+    finding = nan_analyze(write(tmp_path, data)).findings[0]
     assert (finding["cause"], finding["operator"]) == ("operator", "__truediv__")
 
 
 def test_a_nan_that_is_copied_is_an_input(tmp_path: Path) -> None:
     """What `copy_` reads counts: bad data that is copied and used is bad data."""
     data = {"Tensor.copy_.0.forward": entry([False, True], True), "Torch.mul.0.forward": entry([True, False], True)}
-    assert nan_analyze(write(tmp_path, data), tmp_path).findings[0]["cause"] == "data"
+    assert nan_analyze(write(tmp_path, data)).findings[0]["cause"] == "data"

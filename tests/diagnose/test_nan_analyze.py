@@ -16,6 +16,7 @@ from msprobe_engine.core.errors import DumpFormatError, NothingCapturedError
 from msprobe_engine.core.records import Entry, Frame, Sample, TensorDescription, TensorRef
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.find.nonfinite.report import write_json
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.writer import write_incident
 
@@ -45,14 +46,14 @@ def test_first_bad_step_wins(tmp_path: Path, rank_dump: Any) -> None:
     """Steps are analysed in order of their number; the first bad one is reported, with everything in the JSON file."""
     for step, faulty in ((2, None), (10, 1), (11, 0)):
         bad_step(rank_dump, tmp_path / "dump", step, faulty)
-    result = nan_analyze(tmp_path / "dump", tmp_path / "out")
+    result = nan_analyze(tmp_path / "dump")
     assert result.steps == [2, 10]
     place = "step 10, rank 1, forward, module decoder.layers.0.mlp, operator gelu"
     assert result.text.splitlines()[0] == f"First NaN: model.py:42 forward ({place})"
     assert "File /job/model.py, line 42" in result.text
-    assert result.path is not None
-    assert result.path.stat().st_mode & 0o777 == 0o640
-    content = json.loads(result.path.read_text())
+    path = write_json(result.findings, tmp_path / "out")
+    assert path.stat().st_mode & 0o777 == 0o640
+    content = json.loads(path.read_text())
     assert list(content) == ["rank_1"]
     item = content["rank_1"][0]
     assert item["op_name"] == "Functional.gelu.0.forward"

@@ -17,8 +17,9 @@ from frames_of_lists import frame_of
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.settings.schema import SqliteSettings
+from msprobe_engine.formats.monitor.convert.dump2db import record_tags
 from msprobe_engine.formats.monitor.reader import open_run
-from msprobe_engine.formats.monitor.trend_tags import parameter_tags, record_tags
+from msprobe_engine.formats.monitor.trend_db import parameter_tags
 from msprobe_engine.probe.sinks.sqlite import SqliteSink
 
 

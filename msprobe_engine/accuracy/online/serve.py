@@ -137,7 +137,10 @@ class Results:
         if broken:
             tally.broken.append(told)
         if source and not result.passed:
-            self.sources[f"{told.name}.forward"] = [_stack_line(source)]
+            # The line of a call stack that `summary.source_line` made this of
+            place, _, function = source.rpartition(" in ")
+            path, _, line = place.rpartition(":")
+            self.sources[f"{told.name}.forward"] = [f"File {path}, line {line}, in {function}"]
 
     def finish(self, step: SpoolStep) -> None:
         """Everything of the step is written: rows get the order of the calls."""
@@ -256,10 +259,3 @@ def _of_step(result: CallResult, step: int | None) -> CallResult:
     prefix = f"step{step}/"
     tensors = tuple(replace(tensor, name=f"{prefix}{tensor.name}") for tensor in result.tensors)
     return replace(result, name=f"{prefix}{result.name}", tensors=tensors)
-
-
-def _stack_line(source: str) -> str:
-    """The line of a call stack that `summary.source_line` made this of."""
-    place, _, function = source.rpartition(" in ")
-    path, _, line = place.rpartition(":")
-    return f"File {path}, line {line}, in {function}"

@@ -37,7 +37,9 @@ def main() -> None:
     answers = os.fdopen(os.dup(1), "w", encoding="ascii")
     os.dup2(2, 1)
     _end_with_parent()
-    _end_first()
+    # When memory runs out, Linux ends this process and no training or other program: the call gets a row with the reason
+    with contextlib.suppress(OSError):
+        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
     faulthandler.enable()
     lines = sys.stdin
     try:
@@ -74,12 +76,6 @@ def make_check(work: Work) -> Check:
 def _send_message(answers: Any, message: Mapping[str, Any]) -> None:
     answers.write(json.dumps(message) + "\n")
     answers.flush()
-
-
-def _end_first() -> None:
-    """When memory runs out, Linux ends this process and no training or other program: the call gets a row with the reason."""
-    with contextlib.suppress(OSError):
-        Path("/proc/self/oom_score_adj").write_text("1000", "ascii")
 
 
 def _end_with_parent() -> None:

@@ -103,7 +103,10 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
             one, other = (values[part].astype(wide, copy=False) for values in (b, d))
             parts.append(_part(one, other, kind, [c[part].astype(wide, copy=False) for c in others], unit, looked[part], all_of_them))
         worst = max(range(len(parts)), key=lambda n: parts[n].units)
-        most = _most(parts, count)
+        # So many units have `MOST` of the elements at most; those of which nothing is kept have none
+        singles = np.concatenate([part.singles for part in parts])
+        at = int(MOST * (count - 1)) - (count - singles.size)
+        most = float(np.partition(singles, at)[at]) if at >= 0 else 0.0
         signed = np.sum([part.signed for part in parts], axis=0)
         typical = math.sqrt(sum(part.squares for part in parts) / count)
         biases = _biases(signed) if signed[0] >= BIASED else (0.0, 0.0, 0.0)
@@ -183,13 +186,6 @@ def _measure_changes(
             error = np.where(jumps, np.minimum(error, np.maximum(np.abs(d - other) - kind.round_off * np.abs(other), 0.0)), error)
         moved = np.maximum(moved, step)
     return moved, error
-
-
-def _most(parts: list[_Part], count: int) -> float:
-    """So many units have `MOST` of the elements at most; those of which nothing is kept have none."""
-    singles = np.concatenate([part.singles for part in parts])
-    at = int(MOST * (count - 1)) - (count - singles.size)
-    return float(np.partition(singles, at)[at]) if at >= 0 else 0.0
 
 
 def _rms(values: Array, looked: Array, count: int) -> float:

@@ -49,7 +49,7 @@ def run(args: argparse.Namespace) -> int:
             else "give RUN: the output directory of a run, a dump, a step, or an incident directory"
         )
     with cluster(args.scheduler):
-        result = nan_analyze_run(args.run_path or args.input_path, None, args.scheduler)
+        result = nan_analyze_run(args.run_path or args.input_path, args.scheduler)
     if result.problems and not result.findings:
         print(Diagnosis(nothing=NOTHING, problems=result.problems).headline())
     print(printable(result.text))
@@ -57,8 +57,8 @@ def run(args: argparse.Namespace) -> int:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if result.findings:
         directory = args.output_path or results_directory(args.run_path or "", "nan_analyze", "./output")
-        result.path = args.answer_file = write_json(result.findings, Path(directory))
-        print(printable(f"Details: {result.path.resolve()}"))
+        path = args.answer_file = write_json(result.findings, Path(directory))
+        print(printable(f"Details: {path.resolve()}"))
     if result.findings:
         return 1
     return 3 if result.problems else 0

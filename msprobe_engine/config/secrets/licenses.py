@@ -37,16 +37,10 @@ def is_license_number(name: str, value: str) -> bool:
     value = value.strip()
     if not is_license_name(name) or _PLACE.fullmatch(value):
         return False
-    if _names_terms(value):
+    words = re.split(r"[-_\s,;/()]+", value[:200].strip())
+    first = re.match(r"[a-z]+[0-9]?", words[0].lower())
+    if first is not None and bool({first[0], first[0].rstrip("0123456789")} & _FAMILIES) and all(map(_WORD.fullmatch, filter(None, words))):
         return False
     return (
         len(re.findall("[0-9]", value)) >= 4 or any(shape.search(value) for shape in (_GROUPS, _DIGIT_IN_WORD)) or not reads_as_words(value)
-    )
-
-
-def _names_terms(value: str) -> bool:
-    words = re.split(r"[-_\s,;/()]+", value[:200].strip())
-    first = re.match(r"[a-z]+[0-9]?", words[0].lower())
-    return (
-        first is not None and bool({first[0], first[0].rstrip("0123456789")} & _FAMILIES) and all(map(_WORD.fullmatch, filter(None, words)))
     )

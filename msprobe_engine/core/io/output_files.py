@@ -237,7 +237,10 @@ class AppendFile:
         now = time.monotonic()
         if now >= self._looked + _LOOKS or self._gone:
             self._looked = now
-            self._require_there()
+            if os.fstat(self._fd).st_nlink == 0:
+                self._gone = True
+                gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
+                raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone
         try:
             while done < len(view):
                 done += os.write(self._fd, view[done:])
@@ -259,9 +262,3 @@ class AppendFile:
                 _log.warning("%s was deleted while it was written; what it held is lost", self.path)
             fd, self._fd = self._fd, -1
             os.close(fd)
-
-    def _require_there(self) -> None:
-        if os.fstat(self._fd).st_nlink == 0:
-            self._gone = True
-            gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
-            raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone

@@ -158,7 +158,11 @@ def _tensors(
     journal = None
     if options.output is not None:
         settings = {"atol": options.atol, "rtol": options.rtol, "a": str(a.checkpoint.path), "b": str(b.checkpoint.path)}
-        journal = Journal(_directory(options.output), fingerprint(files, pairs, settings), options.resume)
+        try:
+            make_directories(str(options.output))
+        except OSError as error:
+            raise SinkError(f"cannot make the directory {options.output}: {error.strerror or error}; name another one with -o") from error
+        journal = Journal(options.output, fingerprint(files, pairs, settings), options.resume)
         out.resumed = len(journal.known)
         known.update(journal.known)
     with journal or nullcontext(), bar("comparing", len(pairs)) as advance:
@@ -174,14 +178,6 @@ def _tensors(
             out.tensors, out.nbytes = _by_digest(a, b, pairs, how, report_result, known)
         else:
             out.tensors, out.nbytes = compare(pairs, how, report_result, known)
-
-
-def _directory(path: Path) -> Path:
-    try:
-        make_directories(str(path))
-    except OSError as error:
-        raise SinkError(f"cannot make the directory {path}: {error.strerror or error}; name another one with -o") from error
-    return path
 
 
 def _by_crc(pairs: Sequence[Pair]) -> dict[int, TensorResult]:

@@ -28,27 +28,22 @@ class Result:
         text: console report.
         steps: steps that were looked at.
         problems: files that could not be read.
-        path: the JSON file, None when there was nothing to write.
     """
 
     findings: Sequence[Mapping[str, Any]]
     text: str
     steps: list[int]
     problems: list[str] = field(default_factory=list)
-    path: Path | None = None
 
 
 Seen = Callable[[int, Mapping[int, DumpTable]], None]
 
 
-def nan_analyze(
-    source: Run | str | Path, output: str | Path | None = None, seen: Seen | None = None, tables: StepTables | None = None
-) -> Result:
+def nan_analyze(source: Run | str | Path, seen: Seen | None = None, tables: StepTables | None = None) -> Result:
     """Find the first NaN/Inf over all ranks.
 
     Args:
         source: dump root, ``step<N>`` directory, or incident directory.
-        output: directory for ``anomaly_analyze_<time>.json``; None: no file.
         seen: gets every step that was looked at, and its ranks where there are several.
         tables: what was read of its dump before.
 
@@ -57,10 +52,10 @@ def nan_analyze(
         NothingCapturedError: there is one, and nothing in it can be read.
     """
     with collection_paused():
-        return _nan_analyze(source if isinstance(source, Run) else Run(Path(source)), output, seen, tables)
+        return _nan_analyze(source if isinstance(source, Run) else Run(Path(source)), seen, tables)
 
 
-def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables: StepTables | None) -> Result:
+def _nan_analyze(root: Run, seen: Seen | None, tables: StepTables | None) -> Result:
     damaged: list[str] = []
     sampled = incident_samples.load(root.samples, damaged)
     second = root.path / RERUN  # the dump of a step that ran twice, in the directory of an incident
@@ -107,8 +102,6 @@ def _nan_analyze(root: Run, output: str | Path | None, seen: Seen | None, tables
     if not result.steps:
         raise NothingCapturedError(f"{root}: no readable dump of any rank" + "".join(f"\n  {problem}" for problem in result.problems))
     result.text = "\n".join([*texts, note] if note else texts)
-    if result.findings and output is not None:
-        result.path = report.write_json(result.findings, Path(output))
     return result
 
 

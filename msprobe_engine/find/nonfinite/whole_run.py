@@ -39,12 +39,11 @@ class _Part:
         return first is None, first is not None and first["cause"] == "sample", 0 if first is None else first["step"]
 
 
-def nan_analyze_run(source: str | Path, output: str | Path | None = None, scheduler: str = "") -> Result:
+def nan_analyze_run(source: str | Path, scheduler: str = "") -> Result:
     """Find the first NaN/Inf in everything that lies at `source`.
 
     Args:
         source: output directory of a run, or what `nan_analyze` takes.
-        output: as of `nan_analyze`.
         scheduler: address of a Dask scheduler (``tcp://host:8786``) whose workers read the dumps; "": they are read here.
 
     Raises:
@@ -56,7 +55,7 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None, schedu
     run = Run(Path(source))
     tables = StepTables(0, scheduler)  # each step is read once
     if not run.incidents and not run.unread and not run.has_monitor:
-        return nan_analyze(run, output, tables=tables)
+        return nan_analyze(run, tables=tables)
     seen: list[_Part] = []
     errors: list[ProbeError] = [*run.unread]
 
@@ -75,10 +74,10 @@ def nan_analyze_run(source: str | Path, output: str | Path | None = None, schedu
         try_part("monitor", lambda: _of_monitor(run.monitor, recorded))
     if not seen:
         raise errors[0]
-    return _together(run.path, seen, errors, len(run.incidents), output)
+    return _together(run.path, seen, errors, len(run.incidents))
 
 
-def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], incidents: int, output: str | Path | None) -> Result:
+def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], incidents: int) -> Result:
     lead, *others = sorted(seen, key=lambda part: part.order)
     found = lead.result
     later = incidents - run_directory.MOST_INCIDENTS
@@ -92,8 +91,6 @@ def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], i
     out.problems = list(dict.fromkeys(problems))
     if not out.steps and not out.findings:
         raise NothingCapturedError(f"{root}: there is no step to look at" + "".join(f"\n  {problem}" for problem in out.problems))
-    if out.findings and output is not None:
-        out.path = report.write_json(out.findings, Path(output))
     return out
 
 

@@ -43,20 +43,15 @@ def read_piece(piece: Piece, to: npt.NDArray[Any], stage: Bytes, reads: FileRead
     start = box.start + sum(k * s for k, s in zip(piece.skip, box.strides)) * width
     order = sorted((d for d, n in enumerate(piece.sizes) if n != 1), key=lambda d: -box.strides[d])
     sizes, strides = [piece.sizes[d] for d in order], [box.strides[d] * width for d in order]
-    view = _in_order(to, order, piece.sizes)
+    # `to` with its dimensions in the order of the file, those of one element dropped
+    inside: tuple[Any, ...] = (*(slice(None) if n != 1 else 0 for n in piece.sizes), ...)
+    kept: npt.NDArray[Any] = to[inside]
+    remaining = [d for d, n in enumerate(piece.sizes) if n != 1]
+    view: npt.NDArray[Any] = kept.transpose([remaining.index(d) for d in order])
     if view.flags.c_contiguous and strides == _c_strides(sizes, width):
         reads.read(box.file, start, view.reshape(-1).view(np.uint8))
     else:
         _Gather(piece.box, stage, reads).run(start, sizes, strides, view)
-
-
-def _in_order(to: npt.NDArray[Any], order: Sequence[int], sizes: Index) -> npt.NDArray[Any]:
-    """`to` with its dimensions in the order of the file, those of one element dropped."""
-    inside: tuple[Any, ...] = (*(slice(None) if n != 1 else 0 for n in sizes), ...)
-    kept: npt.NDArray[Any] = to[inside]
-    remaining = [d for d, n in enumerate(sizes) if n != 1]
-    turned: npt.NDArray[Any] = kept.transpose([remaining.index(d) for d in order])
-    return turned
 
 
 def _c_strides(sizes: Sequence[int], width: int) -> list[int]:

@@ -125,7 +125,10 @@ class StepSigns:
         for stem in (layout.file_stem(name), *([name] if _plain(name) else [])):
             path = self._folder / f"{stem}.npy"
             if os.path.lexists(path):
-                positive = _read_bool(path)
+                # A bool array, mapped: a header that promises more than the file holds is refused before memory is taken
+                positive = map_array(path, follow=False)
+                if positive.dtype != np.bool_:
+                    raise DumpFormatError(f"{path}: holds {positive.dtype}; directions are bool")
                 return Direction(positive.shape, None, positive)
         return None
 
@@ -137,14 +140,6 @@ class StepSigns:
 
 def _plain(name: str) -> bool:
     return bool(name) and "/" not in name and "\0" not in name and len(os.fsencode(name)) < 250
-
-
-def _read_bool(path: Path) -> npt.NDArray[np.bool_]:
-    """A bool array, mapped: a header that promises more than the file holds is refused before memory is taken."""
-    array = map_array(path, follow=False)
-    if array.dtype != np.bool_:
-        raise DumpFormatError(f"{path}: holds {array.dtype}; directions are bool")
-    return array
 
 
 def _check_file(path: Path, most: int | None = None) -> None:

@@ -107,7 +107,7 @@ class JsonLinesSource:
         self._files: dict[int, Path] = {}
         for path in files:
             match = _RANK.fullmatch(path.name)
-            rank = int(match[1]) if match else self._first_rank(path)
+            rank = int(match[1]) if match else next((whole(line.get("rank")) or 0 for line in lines_of(path, Counter())), None)
             if rank is not None:
                 self._files[rank] = path
         self._read: dict[int, _Rank] = {}
@@ -136,9 +136,6 @@ class JsonLinesSource:
 
     def other_runs(self, rank: int) -> list[Launch]:
         return self._rank(rank).others
-
-    def _first_rank(self, path: Path) -> int | None:
-        return next((whole(line.get("rank")) or 0 for line in lines_of(path, Counter())), None)
 
     def _rank(self, rank: int) -> _Rank:
         if rank not in self._read:

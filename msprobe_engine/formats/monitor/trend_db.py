@@ -36,7 +36,10 @@ from msprobe_engine.core.io.regular_files import explain, open_regular, require_
 from msprobe_engine.core.io.safe_cells import plain_tag, utf8
 from msprobe_engine.core.io.sqlite_file import BESIDE, explain_database, require_plain_tables, set_limits
 from msprobe_engine.formats.monitor.series import Floats, Integers, Key
-from msprobe_engine.formats.monitor.trend_tags import Tags, parameter_tags
+
+Tags = set[tuple[str, str]]
+"""Words by which the viewer of the trend data base groups targets, as the existing tool has them, each with its category:
+module, layer, index, function or default."""
 
 LIMIT = 1e9
 """Largest absolute value in ``trend_data``."""
@@ -71,6 +74,22 @@ _TABLES = (
     """CREATE TABLE IF NOT EXISTS launch_steps (rank INTEGER NOT NULL, step INTEGER NOT NULL, number INTEGER NOT NULL,
        PRIMARY KEY (rank, step)) WITHOUT ROWID""",
 )
+
+
+def parameter_tags(name: str) -> Tags:
+    """Tags of a parameter or module tensor: every word (module) and every word with the number behind it (layer).
+
+    >>> sorted(parameter_tags("layers.3.mlp.weight"))
+    [('layers', 'module'), ('layers.3', 'layer'), ('mlp', 'module'), ('weight', 'module')]
+    """
+    parts = name.split(".")
+    tags: Tags = set()
+    for i, part in enumerate(parts):
+        if not part.isdigit():
+            tags.add((part, "module"))
+        elif i and not parts[i - 1].isdigit():
+            tags.add((f"{parts[i - 1]}.{part}", "layer"))
+    return tags
 
 
 class TrendDatabase:

@@ -248,17 +248,13 @@ def _pt(file: BinaryIO, path: Path, size: int) -> _Place:
     return place._replace(strides=tuple(step * item for step in view.strides), first=view.offset)
 
 
-def _bfloat16_npy(file: BinaryIO) -> tuple[int, tuple[int, ...]] | None:
-    """Start of the data and shape of an ``.npy`` that MindSpore's kernel dump wrote of bfloat16 (``<E2``), which numpy does not know."""
+def _npy(file: BinaryIO, path: Path, size: int) -> _Place:
+    """Format: numpy's NEP 1."""
+    # Start of the data and shape of an ``.npy`` that MindSpore's kernel dump wrote of bfloat16 (``<E2``), which numpy does not know
     file.seek(0)
     found = _BFLOAT16.match(file.read(1024))
     file.seek(0)
-    return None if found is None else (10 + int.from_bytes(found[1], "little"), tuple(int(n) for n in found[2].split(b",") if n.strip()))
-
-
-def _npy(file: BinaryIO, path: Path, size: int) -> _Place:
-    """Format: numpy's NEP 1."""
-    own = _bfloat16_npy(file)
+    own = None if found is None else (10 + int.from_bytes(found[1], "little"), tuple(int(n) for n in found[2].split(b",") if n.strip()))
     if own is not None:
         start, sizes = own
         count = int(np.prod(sizes, dtype=object)) if sizes else 1

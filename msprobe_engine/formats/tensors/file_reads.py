@@ -82,7 +82,9 @@ class FileReads:
         """
         if kernel is None:
             for k in range(count):
-                self.read(path, start + k * stride, _bytes_at(into, k * step, run))
+                # Bytes of an array's memory from its first element on, whatever its strides
+                raw = (ctypes.c_uint8 * run).from_address(into.ctypes.data + k * step)
+                self.read(path, start + k * stride, np.frombuffer(memoryview(raw), np.uint8))
             return
         try:
             done, error = kernel.read_runs(self._descriptor(path), start, run, stride, count, into.ctypes.data, step)
@@ -115,12 +117,6 @@ class FileReads:
 
 def _ends_early(path: Path, size: int, start: int, nbytes: int) -> Unreadable:
     return Unreadable(f"{path}: ends at byte {size}; a tensor needs bytes {start} to {start + nbytes}; the file is cut off")
-
-
-def _bytes_at(memory: npt.NDArray[Any], first: int, nbytes: int) -> Bytes:
-    """Bytes of an array's memory from its first element on, whatever its strides."""
-    raw = (ctypes.c_uint8 * nbytes).from_address(memory.ctypes.data + first)
-    return np.frombuffer(memoryview(raw), np.uint8)
 
 
 class ReadsOfThreads:

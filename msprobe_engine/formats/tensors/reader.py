@@ -251,16 +251,12 @@ def _shard(path: Path) -> dict[str, TensorSource]:
     _regular(path)  # says what is wrong with a link
     document, start, size = read_header(path, follow=False)
     metadata = document.pop("__metadata__", {})
-    odd, kind = _odd_types(metadata, path), metadata.get("format") if isinstance(metadata, dict) else TORCH
-    known = _SAFE_DTYPES[MINDSPORE if kind == MINDSPORE else TORCH]
-    return {key: _tensor(key, field, known, odd.get(key), path, start, size) for key, field in document.items()}
-
-
-def _odd_types(metadata: Any, path: Path) -> dict[str, Any]:
-    """Types that safetensors does not have, by key."""
+    # Types that safetensors does not have, by key
     text = metadata.get("dtypes", "{}") if isinstance(metadata, dict) else "{}"
     found = _parse(text.encode(), path) if isinstance(text, str) else {}
-    return found if isinstance(found, dict) else {}
+    odd, kind = found if isinstance(found, dict) else {}, metadata.get("format") if isinstance(metadata, dict) else TORCH
+    known = _SAFE_DTYPES[MINDSPORE if kind == MINDSPORE else TORCH]
+    return {key: _tensor(key, field, known, odd.get(key), path, start, size) for key, field in document.items()}
 
 
 def _tensor(key: str, field: Any, known: Mapping[str, tuple[str, int]], odd: Any, path: Path, start: int, size: int) -> TensorSource:

@@ -102,7 +102,10 @@ def _alone(target: Path, options: GraphOptions) -> Jobs:
             file = _file(directory, target.name)
             found.jobs.append(Job(file, None, step, rank))
     found.lost += missing_steps(dump, options.steps)
-    _say_missing(found, dump, options, seen)
+    for word, asked, there in (("steps", options.steps, set(dump.steps)), ("ranks", options.ranks, seen)):
+        missing = sorted(asked - there)
+        if missing:
+            found.lost.append(f"{dump.root}: {word} {', '.join(map(str, missing[:16]))} were asked for and are not there.")
     if not found.jobs:
         raise UsageError(f"{target}: nothing is left to draw. {' '.join(found.lost + found.notes)}")
     return found
@@ -133,10 +136,3 @@ def _file(directory: Path, asked: str) -> Path:
         return directory / layout.DEBUG
     has_dump = has_step_file(directory / layout.DUMP) or any((directory / name).exists() for name in (layout.FRAME_LOG, layout.MARKER))
     return directory / (layout.DUMP if has_dump else layout.DEBUG)
-
-
-def _say_missing(found: Jobs, dump: DumpDirectory, options: GraphOptions, ranks: set[int]) -> None:
-    for word, asked, there in (("steps", options.steps, set(dump.steps)), ("ranks", options.ranks, ranks)):
-        missing = sorted(asked - there)
-        if missing:
-            found.lost.append(f"{dump.root}: {word} {', '.join(map(str, missing[:16]))} were asked for and are not there.")

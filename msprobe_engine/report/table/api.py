@@ -240,12 +240,7 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
         if not found.all_problems:
             found.problems.append(f"no diagnosis: {error}")
     if found.diagnosis is not None:
-        found.diagnosis = _with_problems(found.diagnosis, found)
-
-
-def _with_problems(diagnosis: Diagnosis, found: Comparison) -> Diagnosis:
-    diagnosis.problems = list(dict.fromkeys([*found.all_problems, *diagnosis.problems]))
-    return diagnosis
+        found.diagnosis.problems = list(dict.fromkeys([*found.all_problems, *found.diagnosis.problems]))
 
 
 def _sides(

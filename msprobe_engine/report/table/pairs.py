@@ -249,7 +249,9 @@ class _Table:
         if self.old:
             _fill(cells, (self.rows[part] >= 0) & (self.others[part] >= 0))
             if self.options.fuzzy:
-                _say_fuzzy(cells)
+                for at, (a, b) in enumerate(zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])):
+                    if a != b and b != UNMATCHED:
+                        cells[c.MESSAGE][at] += f" {version_811.FUZZY}"
             cells[c.ACCURACY] = [version_811.accuracy(a, b) for a, b in zip(cells[c.COSINE], cells[c.MAX_ABS])]
             self._highlight(cells, part, True)
         else:
@@ -319,12 +321,6 @@ class _Table:
 def _join_messages(text: str, more: str) -> str:
     """Both sentences, without the parts of the second that the first has."""
     return "; ".join([*([text] if text else []), *(part for part in more.split("; ") if part and part not in text)])
-
-
-def _say_fuzzy(cells: Block) -> None:
-    for at, (a, b) in enumerate(zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])):
-        if a != b and b != UNMATCHED:
-            cells[c.MESSAGE][at] += f" {version_811.FUZZY}"
 
 
 def _fill(cells: Block, matched: npt.NDArray[np.bool_]) -> None:

@@ -10,7 +10,7 @@ from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.tree import format_value
-from msprobe_engine.formats.dump.summary import Steps
+from msprobe_engine.formats.dump.writing.tally import Steps
 from msprobe_integrations.common.dump.files import DumpFiles, RankedBackend
 
 _log = get_logger()

@@ -16,7 +16,7 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_engine.core.settings.selection import selection, written_by_each
 from msprobe_engine.formats.dump import layout, world
-from msprobe_engine.formats.dump.summary import Tally
+from msprobe_engine.formats.dump.writing.tally import Tally
 from msprobe_engine.formats.dump.writing.tensors import TensorStore
 from msprobe_engine.probe.output_claims import OutputClaims
 from msprobe_engine.probe.pipeline import Pipeline

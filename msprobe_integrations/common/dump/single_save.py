@@ -149,7 +149,9 @@ class SingleSave:
                 if redaction.active() is not None and redaction.is_integer(array.dtype.name):
                     return {"max": None, "min": None, "mean": None, "norm": None, "shape": list(array.shape), "redacted": True}
                 array = array if array.dtype.name in NATIVE else array.astype(np.float32)
-                files[f"{name}.npy"] = _npy(array)
+                header = io.BytesIO()
+                np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
+                files[f"{name}.npy"] = [header.getvalue(), array.reshape(-1).view(np.uint8).data] if array.size else [header.getvalue()]
                 return _facts(array)
             if isinstance(node, Mapping):
                 return {str(k): describe_value(v, f"{name}.{k}") for k, v in node.items()}
@@ -202,12 +204,6 @@ def _bad_value(value: Any, place: str, depth: int, is_tensor: Callable[[Any], bo
     else:
         return f"{place} is a {type(value).__name__}; allowed: a tensor, or a list, tuple or dict of tensors"
     return next((p for name, v, bad in children if (p := bad or _bad_value(v, f"{place}.{name}", depth + 1, is_tensor))), None)
-
-
-def _npy(array: npt.NDArray[Any]) -> list[bytes | memoryview]:
-    header = io.BytesIO()
-    np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(array))
-    return [header.getvalue(), array.reshape(-1).view(np.uint8).data] if array.size else [header.getvalue()]
 
 
 def _facts(array: npt.NDArray[Any]) -> dict[str, Any]:

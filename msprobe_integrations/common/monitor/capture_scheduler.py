@@ -23,11 +23,6 @@ from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 from msprobe_integrations.common.statistics.statistics_options import StatisticsOptions
 
 
-def _dumps(dump: DumpSettings) -> bool:
-    """Does a probe write this dump? Calls for a benchmark host are not meant for the disk."""
-    return dump.level in ("L0", "L1", "mix") and dump.task != "free_benchmark" and dump.online is None
-
-
 class CaptureScheduler:
     """The captures of one probe.
 
@@ -59,7 +54,8 @@ class CaptureScheduler:
         if settings.incident.enabled and settings.incident.level:
             self._ring = self._make_capture(settings.incident.level, record_collectives=True, optimizer_calls=False)
         if settings.dump is not None:
-            ours = _dumps(settings.dump)
+            # Does a probe write this dump? Calls for a benchmark host are not meant for the disk
+            ours = settings.dump.level in ("L0", "L1", "mix") and settings.dump.task != "free_benchmark" and settings.dump.online is None
             self._say_unused(settings.dump, ours)
             if ours:
                 self._plan_dump(settings.dump)

@@ -138,7 +138,9 @@ class Loop:
                 self._guard(self._calls.popleft())
             while self._timers and self._timers[0][0] <= time.monotonic():
                 self._guard(heapq.heappop(self._timers)[2])
-            self._drop_strangers()
+            for connection in [each for each, until in self._strangers.items() if time.monotonic() > until]:
+                del self._strangers[connection]
+                connection.close()
             if not self.users and not self.connections - self._strangers.keys():
                 _forget(self)
         self._close()
@@ -208,11 +210,6 @@ class Loop:
 
     def _drop_early(self, key: bytes) -> None:
         for connection in self._early.pop(key, []):
-            connection.close()
-
-    def _drop_strangers(self) -> None:
-        for connection in [each for each, until in self._strangers.items() if time.monotonic() > until]:
-            del self._strangers[connection]
             connection.close()
 
     def open_links(self, key: bytes, links: Adopter) -> None:

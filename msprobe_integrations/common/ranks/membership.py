@@ -52,7 +52,11 @@ class Membership:
         if not self._alone and not self._compared:
             self._compared = True
             with probe.guard("rule outlier_rank"):
-                self._compare()
+                # Where a rule wants the numbers of the ranks beside each other
+                monitor = self._probe.monitor
+                self._numbers = self._watch(self._probe.pipeline.rules, monitor.rank if monitor is not None else ())
+                if self._numbers is not None:
+                    self._probe.pipeline.listeners.append(self._numbers.on_frame)
 
     def close(self) -> None:
         """Take the groups of ours apart."""
@@ -67,10 +71,3 @@ class Membership:
             incidents.notifier.close()
             incidents.notifier = notifier
             incidents.world_size = self._probe.backend.world_size()
-
-    def _compare(self) -> None:
-        """Where a rule wants the numbers of the ranks beside each other."""
-        monitor = self._probe.monitor
-        self._numbers = self._watch(self._probe.pipeline.rules, monitor.rank if monitor is not None else ())
-        if self._numbers is not None:
-            self._probe.pipeline.listeners.append(self._numbers.on_frame)

@@ -85,13 +85,9 @@ def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence
     raw = np.frombuffer(bytearray(data), np.uint8)
     found = decoder(dtype)
     if found is None or found.values is not None or dtype == "Int4":
-        return _of_bits(raw, kind, whole)
+        # A tensor of a type that numpy does not have: its memory is made, then filled
+        made = mindspore.Tensor(np.zeros(whole, np.float32), kind)
+        if raw.size:
+            np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(memory_of(made).pointer))[:] = raw
+        return made
     return mindspore.Tensor(raw.view(found.words).reshape(whole))
-
-
-def _of_bits(raw: npt.NDArray[np.uint8], kind: Any, shape: tuple[int, ...]) -> Any:
-    """A tensor of a type that numpy does not have: its memory is made, then filled."""
-    made = mindspore.Tensor(np.zeros(shape, np.float32), kind)
-    if raw.size:
-        np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(memory_of(made).pointer))[:] = raw
-    return made

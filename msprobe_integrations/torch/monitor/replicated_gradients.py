@@ -33,11 +33,8 @@ class ReplicatedGradients:
         if self._all:
             samples[:] = [s for s in samples if s.family != "grad_reduced"]
             return
-        names = self._duplicates()
-        samples[:] = [s for s in samples if s.family != "grad_reduced" or (s.vpp_stage, s.name) not in names]
-
-    def _duplicates(self) -> frozenset[tuple[int, str]]:
         if self._names is None:
             pieces = [piece for watch in self._probe.parameters.watches for piece in watch.source.pieces]
             self._names = frozenset((p.vpp_stage, p.name) for p in pieces if not getattr(p.parameter, "tensor_model_parallel", False))
-        return self._names
+        names = self._names
+        samples[:] = [s for s in samples if s.family != "grad_reduced" or (s.vpp_stage, s.name) not in names]

@@ -151,8 +151,11 @@ def _functorch_inner(tensor: Tensor) -> tuple[Tensor | None, TensorDescription, 
 def _dtensor(tensor: Any, text: str) -> tuple[Tensor | None, TensorDescription, str]:
     inner, shown, why = resolve(local(tensor))
     mesh = tensor.device_mesh
+    known = _meshes.get(id(mesh))
+    if known is None or known[0] is not mesh:
+        known = _meshes[id(mesh)] = (mesh, mesh.mesh.tolist())  # the rank table lives on the host
     extra = (
-        ("device_mesh", _mesh(mesh)),
+        ("device_mesh", known[1]),
         ("placements", [_placement(p) for p in tensor.placements]),
         ("global_shape", list(tensor.shape)),
     )
@@ -160,13 +163,6 @@ def _dtensor(tensor: Any, text: str) -> tuple[Tensor | None, TensorDescription, 
 
 
 _meshes: dict[int, tuple[Any, Any]] = {}
-
-
-def _mesh(mesh: Any) -> Any:
-    known = _meshes.get(id(mesh))
-    if known is None or known[0] is not mesh:
-        known = _meshes[id(mesh)] = (mesh, mesh.mesh.tolist())  # the rank table lives on the host
-    return known[1]
 
 
 def _placement(placement: Any) -> dict[str, Any]:

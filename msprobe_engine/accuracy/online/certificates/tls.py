@@ -15,7 +15,7 @@ import threading
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
 
-from msprobe_engine.accuracy.online.certificates.certificate import Certificate, read_certificate, read_revocations
+from msprobe_engine.accuracy.online.certificates.certificate import read_certificate, read_revocations
 from msprobe_engine.accuracy.online.options import TlsOptions
 from msprobe_engine.core.errors import SettingsError
 
@@ -125,7 +125,8 @@ class Credentials:
                 )
             if found.begins > now:
                 raise SettingsError(f"{path}: is valid from {found.begins} on, and it is {now} here; set the clock of this host")
-        self._check_role(own)
+        if own.roles and self._role not in own.roles:
+            raise SettingsError(f"{self._certificate}: is for {' and '.join(own.roles)}, not for a {self._role}; {self._remedy()}")
         if not self._key.exists():
             raise SettingsError(f"{self._key}: is not there; tls_path must hold {self._role}.key, {self._role}.crt and ca.crt")
         mode = self._key.stat().st_mode
@@ -135,10 +136,6 @@ class Credentials:
             )
         if self._revoked.exists():
             read_revocations(self._revoked)
-
-    def _check_role(self, own: Certificate) -> None:
-        if own.roles and self._role not in own.roles:
-            raise SettingsError(f"{self._certificate}: is for {' and '.join(own.roles)}, not for a {self._role}; {self._remedy()}")
 
     def _passphrase(self) -> str:
         """Called by the library when the key is encrypted."""

@@ -17,7 +17,6 @@ from msprobe_engine.core.operator_traits import MOVES
 from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import distances, factorize, propagation, roundoff
-from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.propagation import NONE, Noise
 
 if TYPE_CHECKING:
@@ -252,7 +251,9 @@ class Seen:
             mine, theirs = (factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, left), (golden, right)))
             unit = np.where(theirs > 0, theirs, mine)
             # elements that are moved have been rounded by a cast before, or will be by one behind: that computes, and says of which type
-            either = True if _mostly_other_dtypes(mine, theirs) else _moves(walker)[left]
+            # The runs are of different precision as a whole (not one call of them)
+            floats = theirs > 0
+            either = True if 2 * int((mine != theirs)[floats].sum()) > int(floats.sum()) else _moves(walker)[left]
             unit = np.where(either, np.maximum(mine, theirs), unit)
             share = roundoff.share(count, size, top, b[:, 0] - b[:, 1], unit)
         self.elements = np.where(m.elements & np.isfinite(m.distance), m.distance, 0.0).tolist()
@@ -287,9 +288,3 @@ def _numbers(values: npt.NDArray[np.float64], exact: npt.NDArray[np.bool_]) -> l
 
 def _last(shape: object) -> int:
     return int(shape[-1]) if isinstance(shape, list) and shape and isinstance(shape[-1], int) else 1
-
-
-def _mostly_other_dtypes(mine: Floats, theirs: Floats) -> bool:
-    """The runs are of different precision as a whole (not one call of them)."""
-    floats = theirs > 0
-    return 2 * int((mine != theirs)[floats].sum()) > int(floats.sum())

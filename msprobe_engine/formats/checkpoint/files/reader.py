@@ -59,7 +59,10 @@ def _read_file(path: Path, trust: Collection[str]) -> Checkpoint:
         out = Checkpoint(path, "safetensors", files=[path])
         _add_safetensors(out, path)
         if (path.parent / "config.json").is_file():
-            _config_of(out, path.parent)
+            # Facts of the model from the ``config.json`` beside a single file; its values are no part of that file
+            beside = Checkpoint(path.parent, "")
+            add_trainer_files(beside, path.parent, only=("config.json",))
+            out.facts, out.naming = beside.facts, beside.naming
         return out
     tree = read_torch(path, trust).tree
     if isinstance(tree, dict) and "state_dict" in tree and "pytorch-lightning_version" in tree:
@@ -103,13 +106,6 @@ def _of_module(module: Inert) -> dict[str, Any]:
     return found
 
 
-def _config_of(out: Checkpoint, directory: Path) -> None:
-    """Facts of the model from the ``config.json`` beside a single file; its values are no part of that file."""
-    beside = Checkpoint(directory, "")
-    add_trainer_files(beside, directory, only=("config.json",))
-    out.facts, out.naming = beside.facts, beside.naming
-
-
 def _read_directory(path: Path, trust: Collection[str]) -> Checkpoint:
     names = entries(path)
     out = Checkpoint(path, _kind(names))
@@ -126,7 +122,9 @@ def _read_directory(path: Path, trust: Collection[str]) -> Checkpoint:
             _add_dcp(out, path / name, f"model_{part[2]}." if int(part[2]) else "", trust)
     for name in sorted(names):
         if states := _OPTIMIZERS.fullmatch(name):
-            tree = _tree(out, path / name, trust)
+            file = path / name
+            tree = read_torch(file, trust).tree
+            out.files.append(file)
             if is_optimizer(tree):
                 add_optimizer(out, tree, "optimizer" if states[1] is None else f"optimizer_{states[1]}", ordered, int(states[1] or 0))
     add_trainer_files(out, path, trust)
@@ -253,12 +251,6 @@ def _tensors_of(out: Checkpoint, file: Path, trust: Collection[str]) -> dict[str
             out.notes.append(f"{file}: {found.nobodys:,} bytes in it are of no tensor that its header names; they are not compared")
         return found.tensors
     return plain(read_torch(file, trust).tree)[0]
-
-
-def _tree(out: Checkpoint, file: Path, trust: Collection[str]) -> Any:
-    tree = read_torch(file, trust).tree
-    out.files.append(file)
-    return tree
 
 
 def _add_dcp(out: Checkpoint, directory: Path, prefix: str, trust: Collection[str]) -> None:

@@ -131,7 +131,7 @@ def rank_of(numbers: Sequence[int], sizes: Sizes) -> Rank:
     return Rank(numbers[0], pp, numbers[-1] if sizes.ep > 1 else 0)
 
 
-def in_words(names: Collection[str], limit: int = 6) -> str:
+def in_words(names: Collection[str]) -> str:
     """Some names, and how many more there are."""
-    shown = ", ".join(one_line(name) for name in list(names)[:limit])
-    return shown + (f" and {len(names) - limit} more" if len(names) > limit else "")
+    shown = ", ".join(one_line(name) for name in list(names)[:6])
+    return shown + (f" and {len(names) - 6} more" if len(names) > 6 else "")

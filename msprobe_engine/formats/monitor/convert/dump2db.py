@@ -19,8 +19,7 @@ from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.dump.reader import DumpDirectory, open_dump
 from msprobe_engine.formats.monitor.convert.monitor2db import DUMP_DB, Imported, Options, open_database
 from msprobe_engine.formats.monitor.series import Key
-from msprobe_engine.formats.monitor.trend_db import TrendDatabase
-from msprobe_engine.formats.monitor.trend_tags import record_tags
+from msprobe_engine.formats.monitor.trend_db import Tags, TrendDatabase
 
 STATISTICS = {"norm": 3, "max": 0, "min": 1, "mean": 2}
 """The statistics that are kept, and the column of `DumpTable.stats` that has each."""
@@ -199,3 +198,42 @@ def renumber_calls(micro_steps: Mapping[str, int]) -> dict[str, str]:
             parts[at] = str(new)
             out[name] = ".".join(parts)
     return out
+
+
+_TYPES = ("Module", "Cell")
+
+
+def record_tags(name: str) -> Tags:
+    """Tags of a tensor of a dump, like ``Module.blocks.3.conv.Conv2d.input.2``.
+
+    >>> sorted(record_tags("Module.blocks.3.conv.Conv2d.input.2"))
+    [('Module', 'default'), ('blocks.3', 'layer'), ('conv.Conv2d', 'module'), ('input.2', 'index')]
+    """
+    parts = name.split(".")
+    if len(parts) < 3:
+        return set()
+    tags: Tags = {(".".join(parts[-2:]), "index")}
+    if "parameters" in parts:
+        tags.add(("parameters", "default"))
+    tags.update((part, "default") for part in parts[:-2] if part in _TYPES)
+    words = [part for part in parts[:-2] if part not in _TYPES]
+    if not words:
+        return set()
+    if len(words) == len(parts) - 2:
+        tags.add((".".join(words), "function"))
+        return tags
+    begin = 0
+    number_before = True  # a number needs a word in front to be a layer
+    for i, word in enumerate(words):
+        if not word.isdigit():
+            number_before = False
+            continue
+        if not number_before:
+            tags.add((f"{words[i - 1]}.{word}", "layer"))
+            if module := ".".join(words[begin : i - 1]):
+                tags.add((module, "module"))
+        number_before = True
+        begin = i + 1
+    if rest := ".".join(words[begin:]):
+        tags.add((rest, "module"))
+    return tags

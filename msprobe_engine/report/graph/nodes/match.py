@@ -63,7 +63,11 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
             )
         partners = _fuzzy(target, golden, options.old)
     elif mapped:
-        partners = _by_layer(target, golden, options)
+        said: dict[str, str] = {}
+        if target.side is not None and golden.side is not None:
+            others = partners_by_layer(target.side, golden.side, options.layer_mapping)
+            said = {name: golden.side.ops[other] if other >= 0 else "" for name, other in zip(target.side.ops, others)}
+        partners = [golden.index.get(said.get(name, name), -1) for name in target.names]
     else:
         partners = _by_name(target, golden, options.old)
     found = Matched(partners, _invert_partners(target, golden, partners))
@@ -155,14 +159,6 @@ def _number_calls(graph: Graph, node: int) -> Iterator[tuple[tuple[str, int], in
             name = _RANK.sub("", _NUMBER.sub(".", graph.names[child]))
             counts[name] += 1
             yield (name, counts[name]), child
-
-
-def _by_layer(target: Graph, golden: Graph, options: GraphOptions) -> list[int]:
-    said: dict[str, str] = {}
-    if target.side is not None and golden.side is not None:
-        others = partners_by_layer(target.side, golden.side, options.layer_mapping)
-        said = {name: golden.side.ops[other] if other >= 0 else "" for name, other in zip(target.side.ops, others)}
-    return [golden.index.get(said.get(name, name), -1) for name in target.names]
 
 
 def _alike(target: Graph, golden: Graph, partners: list[int], kinds: bool) -> Bools:

@@ -78,16 +78,13 @@ class _Writer:
         return f"[[{inputs}],[{outputs}],{measured},{_dump([both(note) for note in notes]) if notes else '[]'}]"
 
     def _metrics(self, node: int, metrics: Metrics) -> dict[str, dict[str, Any]]:
-        start = self._start(node)
+        # Characters of a row's name before its place
+        record = self.graph.records[node]
+        start = len(self.side.ops[record]) + 1 if self.side is not None and record >= 0 else 0
         return {
             name[start:] if start else name: {column: _value(value) for column, value in cells.items()}
             for name, cells in metrics(node).items()
         }
-
-    def _start(self, node: int) -> int:
-        """Characters of a row's name before its place."""
-        record = self.graph.records[node]
-        return len(self.side.ops[record]) + 1 if self.side is not None and record >= 0 else 0
 
     def _row(self, row: int) -> str:
         side = self.side

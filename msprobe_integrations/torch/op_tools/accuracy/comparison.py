@@ -80,7 +80,8 @@ class Comparison:
             back, why, lost = self._backward(data)
             problems += [*why, *lost]
         if prepared.dropout is not None and forward:
-            share = wrong_share(prepared.dropout, _first_input(call), self._device.outputs[0].cpu())
+            x: torch.Tensor = call.args[0] if call.args else call.kwargs["input"]
+            share = wrong_share(prepared.dropout, x, self._device.outputs[0].cpu())
             if share:
                 forward[0] = replace(forward[0], status=ERROR, message=share)
         results = (*forward, *back)
@@ -199,11 +200,6 @@ def _get_written(place: Place, run: Outcome) -> Any:
 
 def _gradient(place: Place, run: Outcome) -> Any:
     return run.gradients.get(place)
-
-
-def _first_input(call: Any) -> torch.Tensor:
-    x: torch.Tensor = call.args[0] if call.args else call.kwargs["input"]
-    return x
 
 
 def _rounds_to(bench: Outcome, device: Outcome) -> bool:

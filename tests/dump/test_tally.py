@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.text.words import size
-from msprobe_engine.formats.dump.summary import Steps, Tally
+from msprobe_engine.formats.dump.writing.tally import Steps, Tally
 
 
 @given(st.lists(st.integers(0, 60)))
