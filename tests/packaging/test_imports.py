@@ -84,8 +84,6 @@ def test_no_two_integrations_may_import_each_other(contracts: list[dict[str, Any
 
 
 CIRCLES = """
-msprobe_engine.find.difference attribution harmless.bookkeeping harmless.left_out harmless.loss_scale harmless.same_result \
-kept_tensors lone_arguments noise.carried noise.incoming noise.notes optimizer.cancelling_gradients walk
 msprobe_integrations.torch.statistics device.check device.histogram device.launch device.pair_launch pair_kernels rows
 msprobe_integrations.torch.training.plain loop training_detector
 """

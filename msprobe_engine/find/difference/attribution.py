@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterator, Set
-from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.names import forward_twin
@@ -26,11 +25,9 @@ from msprobe_engine.find.difference.origin import (
     UNUSED,
     DifferenceOrigin,
 )
+from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _VIEWS = frozenset((
     "view", "view_as", "reshape", "reshape_as", "flatten", "unflatten", "squeeze", "unsqueeze", "detach", "alias",
@@ -55,7 +52,7 @@ _FAR, _FARTHEST = 8, 2000
 """Calls to go back through when elements have changed places: from one to the next, and in all."""
 
 
-def attribute_to_unmatched_call(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def attribute_to_unmatched_call(walker: PairedRank, origin: DifferenceOrigin) -> None:
     """What takes in the output of a call that only one side has: that call is the origin."""
     if origin.kind not in (TAKEN, RESULT):
         return
@@ -93,14 +90,14 @@ def attribute_to_unmatched_call(walker: DifferenceWalk, origin: DifferenceOrigin
         _own_code(walker, origin)
 
 
-def _of_layout(walker: DifferenceWalk, row: int, source: int) -> bool:
+def _of_layout(walker: PairedRank, row: int, source: int) -> bool:
     """A call that one of two layouts makes, and that has changed no number."""
     at = walker.pair_of(row)
     right = at >= 0 and walker.carried.ratio[at] <= 1
     return not walker.one_layout and right and _api(walker.side, source) not in _SHUFFLES
 
 
-def without_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def without_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
     """A gradient that is missing, or lacks a part: the first tensor that requires a gradient on one side only is to blame, or the call
     that only this run makes and that cut it off (``detach``)."""
     if origin.kind not in (RESULT, TAKEN, GRADIENT, MISSING) or not _is_backward(walker.target, origin.op):
@@ -130,7 +127,7 @@ def _is_backward(tree: Tree, op: int) -> bool:
     return tree.gradients[op] or tree.kinds[op][0] == "backward"
 
 
-def _attribute_to_rearrangement(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def _attribute_to_rearrangement(walker: PairedRank, origin: DifferenceOrigin) -> None:
     """The same numbers went in and others came out, though the call was made alike: elements that go in have changed places, or are other
     truth values.
 
@@ -174,7 +171,7 @@ def _attribute_to_rearrangement(walker: DifferenceWalk, origin: DifferenceOrigin
             todo += [(r, max(far, further)) for r in walker.side.rows(source) if walker.side.role[r] == INPUT]
 
 
-def lone_shuffle(walker: DifferenceWalk, tree: Tree, calls: Set[int], op: int) -> int | None:
+def lone_shuffle(walker: PairedRank, tree: Tree, calls: Set[int], op: int) -> int | None:
     """The first of `calls`, which one side alone makes, that is there to change the order of elements, of as many as a tensor has that a
     record of the target takes in. Batches are often made ready before the first call that is recorded: the flow of elements is not known.
     """
@@ -188,18 +185,18 @@ def lone_shuffle(walker: DifferenceWalk, tree: Tree, calls: Set[int], op: int) -
     return None
 
 
-def changes_places(walker: DifferenceWalk, op: int) -> bool:
+def changes_places(walker: PairedRank, op: int) -> bool:
     """A call that is there to change the order of elements: another argument gives another order, which statistics do not show."""
     return _api(walker.side, op) in _SHUFFLES
 
 
-def _hands_on(walker: DifferenceWalk, op: int) -> bool:
+def _hands_on(walker: PairedRank, op: int) -> bool:
     """What a call gives out are the elements it was given, the extremes being among those that went in; or nothing of it was compared."""
     unknown = walker.one_layout and bool(walker.not_compared(op, given=True))
     return (unknown or _api(walker.side, op) in _VIEWS | _IN_ORDER) and not walker.is_off(op)
 
 
-def _may_rearrange(walker: DifferenceWalk, tree: Tree, call: int, used: int) -> bool:
+def _may_rearrange(walker: PairedRank, tree: Tree, call: int, used: int) -> bool:
     """A call may be to blame for elements in another place: of two layouts each has its own calls, but for views inside of the innermost
     modules in which the numbers part."""
     name = _api(tree.side, call)
@@ -208,7 +205,7 @@ def _may_rearrange(walker: DifferenceWalk, tree: Tree, call: int, used: int) -> 
     return name in _VIEWS - _IN_ORDER and tree.parents[call] in [*tree.above(used)][:_INNERMOST]
 
 
-def _lost_before(walker: DifferenceWalk, op: int, used: int) -> int | None:
+def _lost_before(walker: PairedRank, op: int, used: int) -> int | None:
     """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call. `used`: the
     record of the golden side whose result is other."""
     at = walker.position(op)
@@ -220,7 +217,7 @@ def _lost_before(walker: DifferenceWalk, op: int, used: int) -> int | None:
     return None
 
 
-def _same_output(walker: DifferenceWalk, row: int, before: int) -> int | None:
+def _same_output(walker: PairedRank, row: int, before: int) -> int | None:
     """The last call of the target only that gave out a tensor with the numbers of this row. Where it hands on what it was given, it is no
     producer: the numbers were there before."""
     side = walker.side
@@ -237,7 +234,7 @@ def _api(side: DumpTable, op: int) -> str | None:
     return parts[-3] if called else None
 
 
-def _attribute_to_unused_collective(walker: DifferenceWalk, origin: DifferenceOrigin, lost: int) -> None:
+def _attribute_to_unused_collective(walker: PairedRank, origin: DifferenceOrigin, lost: int) -> None:
     """What the golden side takes in comes out of a collective, maybe divided afterwards; here it ran too and is right, and nothing uses
     it."""
     golden = walker.golden
@@ -254,13 +251,13 @@ def _attribute_to_unused_collective(walker: DifferenceWalk, origin: DifferenceOr
         lost = sources[0]
 
 
-def _takes_rearranged(walker: DifferenceWalk, op: int) -> bool:
+def _takes_rearranged(walker: PairedRank, op: int) -> bool:
     """What goes in are the same numbers in another order: their mean, a sum in another order, is off by a rounding unit of float64."""
     role, distance = walker.side.role, walker.measured.distance
     return any(0 < distance[at] < distances.REARRANGED and role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
 
 
-def _own_code(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def _own_code(walker: PairedRank, origin: DifferenceOrigin) -> None:
     """Where only modules are recorded, the code of a module itself is not: it made what a module in it takes in, if what it takes in
     itself is the same on both sides. Where it is given something else that no record has made (a mask), the code around it made that."""
     tree = walker.target
@@ -279,7 +276,7 @@ def _own_code(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         walker.move(origin, around, given[0])
 
 
-def for_own_use(walker: DifferenceWalk, op: int, other: int) -> bool:
+def for_own_use(walker: PairedRank, op: int, other: int) -> bool:
     """A view of what both sides have, or a constant, that only calls of one side take in: that is another way to write what those
     calls do, and what lies behind them tells whether it comes to the same. Their backward calls go with them."""
     tree, golden = walker.target, walker.golden
@@ -295,14 +292,14 @@ def for_own_use(walker: DifferenceWalk, op: int, other: int) -> bool:
     return bool(mine or theirs) and walker.extra.issuperset(mine) and walker.missing.issuperset(theirs)
 
 
-def _uses(walker: DifferenceWalk, op: int, call: int) -> bool:
+def _uses(walker: PairedRank, op: int, call: int) -> bool:
     """Something that a call gave out goes into a record, at whatever place."""
     side = walker.side
     given = {side.stats[row].tobytes() for row in side.rows(call) if side.role[row] == OUTPUT}
     return any(side.role[row] == INPUT and side.stats[row].tobytes() in given for row in side.rows(op))
 
 
-def _missing_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
+def _missing_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
     """A sum of gradients that no record has: the backward calls that are missing just before it did not add their part."""
     run = origin.partner
     while run - 1 >= 0 and run - 1 in walker.missing:
@@ -312,7 +309,7 @@ def _missing_gradient(walker: DifferenceWalk, origin: DifferenceOrigin) -> None:
         origin.partner, origin.kind = calls[0], MISSING
 
 
-def _first_extra(walker: DifferenceWalk, source: int, origin: DifferenceOrigin) -> int:
+def _first_extra(walker: PairedRank, source: int, origin: DifferenceOrigin) -> int:
     """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
     at = walker.pair_of(origin.row)
     if at < 0 or not walker.measured.bad_target[at] or walker.measured.bad_golden[at]:
@@ -326,7 +323,7 @@ def _first_extra(walker: DifferenceWalk, source: int, origin: DifferenceOrigin) 
         source = more[0]
 
 
-def _forward(walker: DifferenceWalk, op: int) -> int:
+def _forward(walker: PairedRank, op: int) -> int:
     """Of a backward call that only the target has, its forward call, when only the target has that too and that came before."""
     twin = walker.target.index.get(forward_twin(walker.side.ops[op]), op)
     return twin if twin in walker.extra else op
@@ -337,7 +334,7 @@ def _gives_nonfinite(side: DumpTable, op: int) -> bool:
     return bool(rows) and bool(distances.nonfinite(side, rows).any())
 
 
-def _writer(walker: DifferenceWalk, origin: DifferenceOrigin) -> int | None:
+def _writer(walker: PairedRank, origin: DifferenceOrigin) -> int | None:
     """A call that only the target has, and that got what the golden side goes on with: it has written into it, or one that writes into
     the part of it that it gave out."""
     golden, side = walker.golden.side, walker.side
@@ -351,7 +348,7 @@ def _writer(walker: DifferenceWalk, origin: DifferenceOrigin) -> int | None:
     return None
 
 
-def _writes(walker: DifferenceWalk, op: int, end: int) -> int:
+def _writes(walker: PairedRank, op: int, end: int) -> int:
     """The call in place behind a chain of views that begins with `op`; `op` when there is none."""
     if (_api(walker.side, op) or "") not in _VIEWS:
         return op

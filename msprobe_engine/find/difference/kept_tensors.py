@@ -2,36 +2,34 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.measure.factorize import Integers
 
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
-
-def of_pairs(walker: DifferenceWalk) -> tuple[Integers, Integers, Integers, Integers]:
+def of_pairs(tree: Tree, pairs: Sequence[tuple[int, int]], positions: Mapping[int, int]) -> tuple[Integers, Integers, Integers, Integers]:
     """Positions of pairs: backward calls and their forward calls; calls of modules and the gradients of the parameters of each (of all
     that have one gradient: tied weights)."""
-    tree, side = walker.target, walker.side
+    side = tree.side
     own, twins, members, groups = (list[int]() for _ in range(4))
     calls: dict[str, list[int]] = {}  # module path -> positions of its calls
-    for at, (op, _) in enumerate(walker.structure.pairs):
+    for at, (op, _) in enumerate(pairs):
         kind = tree.kinds[op]
         if tree.gradients[op]:
             continue
         if len(kind) == 4:
             calls.setdefault(kind[2], []).append(at)
         if kind[0] == "backward":
-            twin = walker.position(tree.index.get(forward_twin(side.ops[op]), -1))
+            twin = positions.get(tree.index.get(forward_twin(side.ops[op]), -1), -1)
             if twin >= 0:
                 own.append(at)
                 twins.append(twin)
-    gradients = [(at, op) for at, (op, _) in enumerate(walker.structure.pairs) if tree.gradients[op]]
+    gradients = [(at, op) for at, (op, _) in enumerate(pairs) if tree.gradients[op]]
     tied: dict[parameter_owner.Mark, dict[str, None]] = {}
     for _, op in gradients:
         for row in side.rows(op):

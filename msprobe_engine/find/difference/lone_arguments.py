@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any, NamedTuple
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.formats.dump.dump_table import INPUT
 from msprobe_engine.measure import missing_statistics
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 
 class LoneArgument(NamedTuple):
@@ -25,16 +24,19 @@ class LoneArgument(NamedTuple):
     here: bool
 
 
-def lone_arguments(walker: DifferenceWalk) -> dict[int, LoneArgument]:
+def lone_arguments(
+    target: Tree, golden: Tree, pairs: Sequence[tuple[int, int]], rows: Sequence[tuple[int, int]]
+) -> dict[int, LoneArgument]:
     """Record of the target -> the first such argument of its call. One that both sides give, by name or by place, is none."""
-    sides = walker.side, walker.golden.side
-    alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
+    sides = target.side, golden.side
+    back = {b: a for a, b in pairs}
+    alone = missing_statistics.alone(*sides, pairs, rows)
     found: dict[int, list[LoneArgument]] = {}
-    for here, side, rows in zip((True, False), sides, alone):
-        for row in rows:
-            op = side.op[row] if here else walker.back[side.op[row]]
+    for here, side, some_rows in zip((True, False), sides, alone):
+        for row in some_rows:
+            op = side.op[row] if here else back[side.op[row]]
             value = side.values.get(row)
-            if side.role[row] == INPUT and value is not None and len(walker.target.kinds[op]) == 3:
+            if side.role[row] == INPUT and value is not None and len(target.kinds[op]) == 3:
                 place = side.name[row].rpartition(".input.")[2]
                 found.setdefault(op, []).append(LoneArgument(place, value, here))
     left: dict[int, LoneArgument] = {}

@@ -15,29 +15,26 @@ through a network is carried along (`noise.carried`).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import numpy as np
 
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
-from msprobe_engine.align.calls.call_tree import Tree, calls_function
+from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
-from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owners_and_tensors
 from msprobe_engine.core.operator_traits import UNINITIALISED
-from msprobe_engine.find.coverage import other_ways
-from msprobe_engine.find.difference import attribution, kept_tensors, lone_arguments
-from msprobe_engine.find.difference.harmless import bookkeeping, flat_buffers, left_out, loss_scale, same_result
-from msprobe_engine.find.difference.lone_arguments import LoneArgument
+from msprobe_engine.find.difference import attribution
+from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, same_result
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
+from msprobe_engine.find.difference.paired_rank import PairedRank
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import distances, factorize, saved_tensors
 from msprobe_engine.measure.distances import Floats
-from msprobe_engine.measure.factorize import Bools, Integers
+from msprobe_engine.measure.factorize import Bools
 from msprobe_engine.measure.propagation import NONE, Noise
 from msprobe_engine.measure.segments import RecordSums, SegmentReduce
 from msprobe_engine.measure.tensors.metrics import Figures
@@ -71,53 +68,23 @@ class Walk:
     end: Noise = NONE
 
 
-class DifferenceWalk:
+class DifferenceWalk(PairedRank):
     """Looks for origins in one rank of one step.
 
     Args:
-        target, golden: trees of both sides.
-        structure: which record belongs to which.
+        target, golden, structure: as of `PairedRank`.
         measured: pair of rows -> what was measured of its saved tensors; None: they are read here.
-
-    Attributes:
-        one_layout: both sides are cut alike.
-        other_update: the parameters were moved by other calls in the step before.
-        updated: numbers of what the update of the step before gave out -> its noise.
-        one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
-        so_far: pairs of rows that are parts of a sum, which the sides add up in different orders.
-        finished: records of the target that make of a result what a single call of the golden side gives.
-        scale: of the loss, as many times the golden run's; it is taken out.
-        by_mean: rows of the target of which the mean alone was compared.
-        foreign: record of the target -> largest distance of what other ranks put into the same collective.
     """
 
-    one_layout = True
-    by_mean: Set[int] = frozenset()
-    other_update = False
-
     def __init__(self, target: Tree, golden: Tree, structure: Structure, measured: Mapping[tuple[int, int], Figures] | None = None) -> None:
-        for without in (other_ways.without_updates, other_ways.without_other_code, flat_buffers.without_pieces):
-            structure = without(structure, target, golden)
-        self.target, self.golden, self.structure = target, golden, structure
-        self.foreign: dict[int, float] = {}
-        self.finished: set[int] = set()
-        self.updated: dict[bytes, Noise] = {}
-        self.one_program = not are_of_different_frameworks(target.side, golden.side)
-        side: DumpTable = target.side
-        self.side = side
-        self.rows, self.starts = distances.paired_rows(side, golden.side, structure.pairs)
+        super().__init__(target, golden, structure)
+        self._carried: CarriedNoise | None = None
         self.scale = loss_scale.scale_ratio(self)
         if self.scale != 1.0:
             self.target = loss_scale.without_scale(self, self.scale)
-            side = self.side = self.target.side
-        self.measured = distances.distances(side, golden.side, self.rows)
-        saved_tensors.refine(self.measured, side, golden.side, self.rows, measured)
-        self.extra = set(structure.only_target)
-        self.missing = set(structure.only_golden)
-        self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
-        self.back = {b: a for a, b in structure.pairs}
-        self.moved = np.zeros(0)  # by which round-off was measured to move the rows of the golden side; it is accepted, too
-        self._carried: CarriedNoise | None = None
+            self.side = self.target.side
+        self.measured = distances.distances(self.side, golden.side, self.rows)
+        saved_tensors.refine(self.measured, self.side, golden.side, self.rows, measured)
         left_out.results_of_one_side(self)
         left_out.buckets(self)
         left_out.shares_of_gradients(self)
@@ -137,88 +104,6 @@ class DifferenceWalk:
         if before._carried is not None:
             self.updated = before._carried.parameters_of_zeros(self) | before._carried.updated
         cancelling_gradients.tolerate_update(self, before)
-
-    @cached_property
-    def updates_otherwise(self) -> bool:
-        """The optimizers of the two sides make other calls (``foreach``, ``fused``), which round otherwise."""
-        if not any(len(kind) == 3 for tree in (self.target, self.golden) for kind in tree.kinds):
-            return True  # calls of functions were not recorded
-        behind = self.target.last_backward, self.golden.last_backward
-        return any(op > behind[0] for op in self.extra) and any(op > behind[1] for op in self.missing)
-
-    @cached_property
-    def owners(self) -> tuple[dict[int, Owner], dict[Mark, Owner | None]]:
-        """Whose calls of the update, and whose tensors, those of the target are."""
-        return owners_and_tensors(self.target)
-
-    @cached_property
-    def given(self) -> dict[bytes, list[int]]:
-        """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
-        found: dict[bytes, list[int]] = {}
-        for op in sorted(self.extra):
-            if calls_function(self.target.kinds[op]):
-                for row in self.side.rows(op):
-                    if self.side.role[row] == OUTPUT:
-                        found.setdefault(self.side.stats[row].tobytes(), []).append(row)
-        return found
-
-    @cached_property
-    def gradients(self) -> dict[str, list[int]]:
-        """Path of a module -> records of the gradients of its parameters, one of each micro batch."""
-        found: dict[str, list[int]] = {}
-        for op, gradients in enumerate(self.target.gradients):
-            if gradients:
-                found.setdefault(self.target.kinds[op][2], []).append(op)
-        return found
-
-    @cached_property
-    def backward_calls(self) -> dict[str, list[int]]:
-        """Path of a module -> records of the backward passes through it."""
-        found: dict[str, list[int]] = {}
-        for op, kind in enumerate(self.target.kinds):
-            if len(kind) == 4 and kind[0] == "backward":
-                found.setdefault(kind[2], []).append(op)
-        return found
-
-    @cached_property
-    def lone_arguments(self) -> dict[int, LoneArgument]:
-        """Record of the target -> an argument of its call that one side alone gives."""
-        return lone_arguments.lone_arguments(self) if self.one_layout else {}
-
-    @property
-    def users(self) -> tuple[dict[int, list[int]], dict[int, list[int]]]:
-        """`Tree.users` of the target and of the golden side."""
-        return self.target.users, self.golden.users
-
-    def __getstate__(self) -> dict[str, Any]:
-        """Pairs of rows go from one process to the other as an array: a tuple each would take many times as long."""
-        return self.__dict__ | {"rows": np.stack(factorize.columns(self.rows))}
-
-    def __setstate__(self, state: dict[str, Any]) -> None:
-        self.__dict__.update(state)
-        self.rows = list(zip(*state["rows"].tolist()))
-
-    def span_of(self, op: int) -> range:
-        """Positions of a record's pairs of rows; empty when nothing matches it."""
-        at = self._position.get(op)
-        return range(0) if at is None else range(self.starts[at], self.starts[at + 1])
-
-    def span_of_twin(self, op: int) -> range:
-        """`span_of` of the backward call of a forward call."""
-        twin = self.target.twin(op)
-        return range(0) if twin is None else self.span_of(twin)
-
-    def position(self, op: int) -> int:
-        """Position of a record among the pairs of records; -1 when nothing matches it."""
-        return self._position.get(op, -1)
-
-    def pair_of(self, row: int) -> int:
-        """Position of the pair that a row of the target is in; -1 when it is in none."""
-        return next((at for at in self.span_of(self.side.op[row]) if self.rows[at][0] == row), -1)
-
-    def other_arguments(self) -> list[int]:
-        """Rows that are arguments of another value than on the golden side."""
-        return [self.rows[at][0] for at in np.flatnonzero(self.measured.argument).tolist()]
 
     def walk(self, floor: float = 0.0, start: Noise | None = None) -> Walk:
         """Find the origins.
@@ -299,20 +184,6 @@ class DifferenceWalk:
         counted = (not (_empty(ops[op]) or left_out.is_written_over(self, op)) for op, _ in self.structure.pairs)
         return np.fromiter(counted, bool, len(self.structure.pairs))
 
-    @cached_property
-    def order(self) -> Integers:
-        """Positions of pairs in the order of execution: parameter gradients stand where their module's backward pass ends."""
-        tree = self.target
-        place = np.fromiter((op for op, _ in self.structure.pairs), np.int64, len(self.structure.pairs))
-        gradients = np.array(tree.gradients, bool)[place] if len(place) else np.zeros(0, bool)
-        ops = place.copy()
-        if gradients.any():
-            ends = {kind[2]: i for i, kind in enumerate(tree.kinds) if len(kind) == 4 and kind[0] == "backward"}
-            for at in np.flatnonzero(gradients).tolist():
-                op = int(ops[at])
-                place[at] = max(ends.get(tree.kinds[op][2], op), op)
-        return np.lexsort((np.arange(len(ops)), ops, gradients, place))
-
     @property
     def carried(self) -> CarriedNoise:
         """What round-off explains, as the last walk has found it; of a first step where nothing was walked."""
@@ -327,35 +198,6 @@ class DifferenceWalk:
         if self._carried is not None:
             self._carried.forget()
 
-    @property
-    def calibrated(self) -> bool:
-        """What round-off moves each row by was measured."""
-        return len(self.moved) > 0
-
-    @cached_property
-    def _parameters(self) -> tuple[set[bytes], set[bytes]]:
-        """Numbers of the parameters that modules show, of the target and of the golden side."""
-        target, golden = (
-            {side.stats[row].tobytes() for row in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist()}
-            for side in (self.side, self.golden.side)
-        )
-        return target, golden
-
-    def is_parameter(self, row: int) -> bool:
-        """A row of the target is a parameter that a function takes in: one that requires a gradient and no record has made, on one side at
-        least (the other one may have changed it before)."""
-        if not self.side.requires_grad[row] or not isinstance(self.side.shape[row], list):
-            return False
-        if not self._parameters[1]:  # no calls of modules, which would say so
-            return self.target.takes_parameter(row)
-        at = self.pair_of(row)
-        rows = (self.side, row), (self.golden.side, self.rows[at][1])
-        return at >= 0 and any(side.stats[one].tobytes() in known for (side, one), known in zip(rows, self._parameters))
-
-    def has_numbers_of_parameter(self, row: int) -> bool:
-        """A row of the target has the numbers of a parameter that a module shows."""
-        return bool(self.side.requires_grad[row]) and self.side.stats[row].tobytes() in self._parameters[0]
-
     def _behind(self, whole: Floats, inputs: Floats) -> Floats:
         """Per pair of records the largest value behind it. A result is made of more than its record says: parameter gradients of what
         the module's calls took in, other gradients of what the forward call took in and gave out, which autograd has kept.
@@ -368,11 +210,6 @@ class DifferenceWalk:
         found[own] = whole[twins]
         np.maximum.at(found, groups, inputs[members])
         return found
-
-    @cached_property
-    def kept(self) -> tuple[Integers, Integers, Integers, Integers]:
-        """`kept_tensors.of_pairs`."""
-        return kept_tensors.of_pairs(self)
 
     def _judge_call(self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], clean: bool) -> DifferenceOrigin | None:
         side, ratio = self.side, self.carried.ratio
@@ -425,36 +262,10 @@ class DifferenceWalk:
         )
         return max(chosen, key=ratio.__getitem__, default=-1)
 
-    def _origin(self, op: int, other: int, kind: str, at: int, inside: float, shown: int = -1) -> DifferenceOrigin:
-        """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
-        row, golden_row = self.rows[at]
-        m, number = self.measured, at if shown < 0 else shown
-        distance = float(m.distance[number])
-        times = self.carried.ratio[number]
-        count = distances.elements(self.side.shape[row])
-        noise = count >= 64 and m.norm[at] * np.sqrt(count) <= 8 * m.extremes[at] and kind in (RESULT, GRADIENT)
-        limit = distance / times if 0 < times < np.inf and distance < np.inf else 0.0
-        return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, times, bool(noise))
-
-    def move(self, origin: DifferenceOrigin, at: int, given: int) -> None:
-        """The difference begins in what another pair of records takes in; `given`: the pair of rows."""
-        vars(origin).update(vars(self._origin(*self.structure.pairs[at], TAKEN, given, 0.0)))
-
     def blame_unmatched(self, origin: DifferenceOrigin) -> None:
         """What takes in the output of a call that only one side has: that call is the origin."""
         attribution.attribute_to_unmatched_call(self, origin)
         attribution.without_gradient(self, origin)
-
-    def not_compared(self, op: int, given: bool = False) -> list[int]:
-        """Rows of tensors that a record takes in (`given`: gives out) and that could not be compared."""
-        side = self.side
-        rows = (self.rows[at][0] for at in self.span_of(op) if not self.measured.compared[at])
-        tensors = (row for row in rows if side.dtype[row] and distances.elements(side.shape[row]))
-        return [row for row in tensors if (side.role[row] in (OUTPUT, PARAMETERS_GRAD)) is given]
-
-    def is_off(self, op: int) -> bool:
-        """Do outputs of a record differ by more than round-off?"""
-        return any(self.side.role[self.rows[at][0]] in (OUTPUT, PARAMETERS_GRAD) and self.carried.alone[at] > 1 for at in self.span_of(op))
 
 
 def _empty(name: str) -> bool:

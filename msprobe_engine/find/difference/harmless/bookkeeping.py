@@ -7,16 +7,13 @@ with is the same, a difference in the copies before it comes to nothing.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import calls_function
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.operator_traits import MOVES, SCALINGS, of_reducer
+from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 from msprobe_engine.measure import roundoff
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _WRITES = "__setitem__"
 
@@ -24,7 +21,7 @@ _LEAST = 0.5
 """Of the calls of an update that compute, this part has to be compared for the update to be called the same."""
 
 
-def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
+def comes_to_nothing(walker: PairedRank, op: int) -> bool:
     """A copy or a buffer of gradients, of which everything that computes with it, or the update as a whole, is the same on both sides."""
     if of_reducer(walker.side.ops[op]) and gives_the_same(walker, op):
         return True  # what each rank puts in may have been summed with some of the others before
@@ -41,7 +38,7 @@ def comes_to_nothing(walker: DifferenceWalk, op: int) -> bool:
     return len(known) > 0 and len(known) >= _LEAST * len(update) and all(_agrees(walker, one) for one in known)
 
 
-def _is_table_of_rank(walker: DifferenceWalk, op: int) -> bool:
+def _is_table_of_rank(walker: PairedRank, op: int) -> bool:
     """Entries that a rank writes into a table that nothing computes with (losses of its layers, for the log): ranks of another layout have
     others to write."""
     if walker.target.kinds[op][-1] != _WRITES:
@@ -52,7 +49,7 @@ def _is_table_of_rank(walker: DifferenceWalk, op: int) -> bool:
     return all(walker.target.kinds[side.op[row]][-1] in (_WRITES, "__getitem__") for row in users)
 
 
-def _is_copy(walker: DifferenceWalk, op: int) -> bool:
+def _is_copy(walker: PairedRank, op: int) -> bool:
     """A call that moves elements of a tensor, or scales or sums a buffer that the other side has not got in this size, and that no module
     makes."""
     tree = walker.target
@@ -65,7 +62,7 @@ def _is_copy(walker: DifferenceWalk, op: int) -> bool:
     return kind[2] in MOVES or (other and (kind[2] in SCALINGS or is_collective(walker.side.ops[op])))
 
 
-def _that_compute(walker: DifferenceWalk, op: int) -> Iterator[int]:
+def _that_compute(walker: PairedRank, op: int) -> Iterator[int]:
     """What is computed from the result of a copy, through further copies."""
     users, seen = [op], {op}
     while users:
@@ -79,7 +76,7 @@ def _that_compute(walker: DifferenceWalk, op: int) -> Iterator[int]:
                 yield user
 
 
-def _update(walker: DifferenceWalk) -> list[int]:
+def _update(walker: PairedRank) -> list[int]:
     """Calls behind the backward pass that compute with tensors."""
     tree, side = walker.target, walker.side
     behind = range(tree.last_backward + 1, len(tree.kinds))
@@ -87,24 +84,24 @@ def _update(walker: DifferenceWalk) -> list[int]:
     return [op for op in compute if any(side.role[row] == INPUT and roundoff.eps(side.dtype[row]) for row in side.rows(op))]
 
 
-def _is_known(walker: DifferenceWalk, op: int) -> bool:
+def _is_known(walker: PairedRank, op: int) -> bool:
     """Tensors that a call takes in could be compared."""
     taken = _find_input_pairs(walker, op)
     return bool(taken) and all(walker.measured.known[at] for at in taken)
 
 
-def gives_the_same(walker: DifferenceWalk, op: int) -> bool:
+def gives_the_same(walker: PairedRank, op: int) -> bool:
     """All that a record gives out could be compared, and agrees."""
     side, m = walker.side, walker.measured
     given = [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == OUTPUT]
     return bool(given) and all(m.known[at] for at in given) and not walker.is_off(op)
 
 
-def _find_input_pairs(walker: DifferenceWalk, op: int) -> list[int]:
+def _find_input_pairs(walker: PairedRank, op: int) -> list[int]:
     """Pairs of rows of the tensors of floating point numbers that a call takes in."""
     side = walker.side
     return [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == INPUT and roundoff.eps(side.dtype[walker.rows[at][0]])]
 
 
-def _agrees(walker: DifferenceWalk, op: int) -> bool:
+def _agrees(walker: PairedRank, op: int) -> bool:
     return _is_known(walker, op) and all(walker.carried.ratio[at] <= 1 for at in walker.span_of(op)) and not walker.is_off(op)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from itertools import pairwise
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -12,11 +11,9 @@ from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
+from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, factorize, roundoff
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 Bools = npt.NDArray[np.bool_]
 _NULL = str(type(None))
@@ -33,7 +30,7 @@ _PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "spli
 """Calls that give a part of a tensor, or another form of it, in the same memory."""
 
 
-def results_of_one_side(walker: DifferenceWalk) -> None:
+def results_of_one_side(walker: PairedRank) -> None:
     """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
     call: who uses it will be off. In the backward pass it is a gradient that is missing."""
     m = walker.measured
@@ -42,7 +39,7 @@ def results_of_one_side(walker: DifferenceWalk) -> None:
             m.leave_out(at)
 
 
-def _is_result_of_one_side(walker: DifferenceWalk, at: int) -> bool:
+def _is_result_of_one_side(walker: PairedRank, at: int) -> bool:
     """One side has a tensor for a result of a forward call, and the other has none."""
     row, other = walker.rows[at]
     if walker.side.role[row] != OUTPUT or walker.target.kinds[walker.side.op[row]][0] != "forward":
@@ -50,7 +47,7 @@ def _is_result_of_one_side(walker: DifferenceWalk, at: int) -> bool:
     return isinstance(walker.side.shape[row], list) != isinstance(walker.golden.side.shape[other], list)
 
 
-def without_effect(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
+def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     """Rows without a partner, but for arguments of calls whose results are the same, or stand for different numbers: what one side says
     by an argument the other one says by its default, or in another call."""
 
@@ -65,7 +62,7 @@ def without_effect(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -
     return left, [row for row in theirs if tells(walker.golden.side, row, walker.back.get(walker.golden.side.op[row], -1))]
 
 
-def given_by_one_side(walker: DifferenceWalk, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
+def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
     """What needs no partner: a result in place of which the other side gives none (the weights of an attention, what a recomputation does
     not come to), and the gradient of such a result: who uses it is compared. And what a forward call takes in and its partner is not given
     (a mask, for another kernel of attention): what they give is compared.
@@ -99,7 +96,7 @@ def given_by_one_side(walker: DifferenceWalk, alone: tuple[list[int], list[int]]
     return given, (left[0], left[1])
 
 
-def buckets(walker: DifferenceWalk) -> None:
+def buckets(walker: PairedRank) -> None:
     """Buckets of gradients of other sizes, and how many there are, say nothing of the numbers of the training."""
     side, m = walker.side, walker.measured
     for op, _ in walker.structure.pairs:
@@ -110,7 +107,7 @@ def buckets(walker: DifferenceWalk) -> None:
                 m.shape[at] = False
 
 
-def masks_of_scores(walker: DifferenceWalk) -> None:
+def masks_of_scores(walker: PairedRank) -> None:
     """Scores of which a mask has hidden some, by minus infinity on one side and by a large negative number on the other: the statistics
     are those of the mask, and the softmax behind them tells."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
@@ -124,7 +121,7 @@ def masks_of_scores(walker: DifferenceWalk) -> None:
             m.leave_out(at, nonfinite=True)
 
 
-def finished_by_other_calls(walker: DifferenceWalk) -> None:
+def finished_by_other_calls(walker: PairedRank) -> None:
     """Where calls of one side alone make of a result what the other side's call gives by itself (a sum, divided afterwards, and a mean),
     the results stand for different numbers, and so do the gradients that come back to them."""
     m = walker.measured
@@ -162,7 +159,7 @@ def finished_by_other_calls(walker: DifferenceWalk) -> None:
         m.leave_out([*given, *back])
 
 
-def _made_by_one_side(walker: DifferenceWalk, op: int) -> list[int]:
+def _made_by_one_side(walker: PairedRank, op: int) -> list[int]:
     """Pairs of rows that a record takes in and that a call of one side alone has made (scaled before, where the other side scales the
     result)."""
     made = []
@@ -174,7 +171,7 @@ def _made_by_one_side(walker: DifferenceWalk, op: int) -> list[int]:
     return made
 
 
-def shares_of_gradients(walker: DifferenceWalk) -> None:
+def shares_of_gradients(walker: PairedRank) -> None:
     """Where one side calls a function of the same tensor several times and the other one once (``x.float()``, kept or not), the backward
     pass of each gives a share of the gradient that the other side has as a whole: their sum goes on to what made the tensor."""
     mine, theirs = (_calls_of_one_tensor(tree) for tree in (walker.target, walker.golden))
@@ -199,7 +196,7 @@ def _calls_of_one_tensor(tree: Tree) -> dict[int, list[int]]:
     return {op: calls for calls in groups.values() for op in calls}
 
 
-def unwritten_memory(walker: DifferenceWalk) -> None:
+def unwritten_memory(walker: PairedRank) -> None:
     """NaN and Inf of one side that stand in parts of buffers and in copies of them only are memory that nobody has written, where calls
     behind them go on with numbers that are finite on both sides."""
     m, op = walker.measured, walker.side.op
@@ -212,12 +209,12 @@ def unwritten_memory(walker: DifferenceWalk) -> None:
         m.leave_out(bad, nonfinite=True)
 
 
-def _may_be_unwritten(walker: DifferenceWalk, op: int) -> bool:
+def _may_be_unwritten(walker: PairedRank, op: int) -> bool:
     """A buffer, or what was copied from one; not what was made of a number."""
     return hands_on(walker, op) and (walker.target.kinds[op][-1] in UNINITIALISED or not walker.target.makes_of_numbers(op))
 
 
-def sums_so_far(walker: DifferenceWalk) -> list[int]:
+def sums_so_far(walker: PairedRank) -> list[int]:
     """Pairs of rows that stand for different parts of a sum, which are not compared: where two sides add up in different orders (a loop
     over experts), what is there before and after each part; the whole is compared where it is used."""
     groups: dict[tuple[Kind, int], list[tuple[int, int]]] = {}
@@ -244,7 +241,7 @@ def _find_chained_sums(tree: Tree, ops: set[int]) -> list[int]:
     return sorted({*links, *links.values()})
 
 
-def is_written_over(walker: DifferenceWalk, op: int, depth: int = 0) -> bool:
+def is_written_over(walker: PairedRank, op: int, depth: int = 0) -> bool:
     """A part of a buffer, which whoever takes it in writes over: what stands in it says nothing."""
     if not gives_part(walker, op):
         return False
@@ -252,11 +249,11 @@ def is_written_over(walker: DifferenceWalk, op: int, depth: int = 0) -> bool:
     return bool(users) and all(_first_input(walker, user, op) and _writes_over(walker, user, depth) for user in users)
 
 
-def _writes_over(walker: DifferenceWalk, op: int, depth: int) -> bool:
+def _writes_over(walker: PairedRank, op: int, depth: int) -> bool:
     return walker.target.kinds[op][-1] == "copy_" or (depth < _DEEPEST and is_written_over(walker, op, depth + 1))
 
 
-def gives_less(walker: DifferenceWalk, op: int) -> bool:
+def gives_less(walker: PairedRank, op: int) -> bool:
     """All that a record gives has fewer elements than what it takes in."""
     side = walker.side
     sizes: tuple[list[int], list[int]] = [], []
@@ -266,17 +263,17 @@ def gives_less(walker: DifferenceWalk, op: int) -> bool:
     return bool(sizes[0]) and bool(sizes[1]) and max(sizes[1]) < max(sizes[0])
 
 
-def hands_on(walker: DifferenceWalk, op: int) -> bool:
+def hands_on(walker: PairedRank, op: int) -> bool:
     kind = walker.target.kinds[op]
     return calls_function(kind) and (kind[2] in MOVES or kind[2] in HANDS_ON)
 
 
-def gives_part(walker: DifferenceWalk, op: int) -> bool:
+def gives_part(walker: PairedRank, op: int) -> bool:
     kind = walker.target.kinds[op]
     return calls_function(kind) and kind[2] in _PARTS
 
 
-def _first_input(walker: DifferenceWalk, user: int, source: int) -> bool:
+def _first_input(walker: PairedRank, user: int, source: int) -> bool:
     """What a record takes in of another one is its first tensor, and nothing else."""
     taken = [row for row in walker.side.rows(user) if walker.target.producers.get(row) == source]
     return [walker.side.name[row].rpartition(".input.")[2] for row in taken] == ["0"]

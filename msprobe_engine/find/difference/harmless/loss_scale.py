@@ -7,21 +7,17 @@ Where no functions were recorded, nobody can tell it from a loss of another size
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
-
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.outcome import copy
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.operator_traits import SCALINGS
+from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT
 from msprobe_engine.measure import distances, factorize
 from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import Bools
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _EXACT = 1e-6
 """Numbers in float32 that are exact multiples of each other."""
@@ -30,7 +26,7 @@ _NEAR = 0.02
 """Norms of gradients in float16."""
 
 
-def scale_ratio(walker: DifferenceWalk) -> float:
+def scale_ratio(walker: PairedRank) -> float:
     """How many times the golden run's loss scale that of the target is; 1.0 where they are the same, or there is none."""
     if not all("float16" in {plain_name(str(dtype)) for dtype in set(side.dtype)} for side in (walker.side, walker.golden.side)):
         return 1.0
@@ -45,12 +41,12 @@ def scale_ratio(walker: DifferenceWalk) -> float:
     return found if 2 * near.sum() > backward.sum() and (not _has_functions(walker) or _is_scaled(walker, ratio, found)) else 1.0
 
 
-def is_told(walker: DifferenceWalk) -> bool:
+def is_told(walker: PairedRank) -> bool:
     """Functions were recorded, which show that the scale is put on and taken out; or there is no other scale."""
     return walker.scale == 1.0 or _has_functions(walker)
 
 
-def without_scale(walker: DifferenceWalk, scale: float) -> Tree:
+def without_scale(walker: PairedRank, scale: float) -> Tree:
     """The target with the numbers that it would have with the golden run's scale."""
     side, golden = copy(walker.side), walker.golden.side
     left, right = factorize.columns(walker.rows)
@@ -79,11 +75,11 @@ def without_scale(walker: DifferenceWalk, scale: float) -> Tree:
     return tree
 
 
-def _has_functions(walker: DifferenceWalk) -> bool:
+def _has_functions(walker: PairedRank) -> bool:
     return any(len(kind) == 3 for kind in walker.target.kinds)
 
 
-def _ratios(walker: DifferenceWalk) -> Floats:
+def _ratios(walker: PairedRank) -> Floats:
     """float64 (pairs of rows,): norm, or number, of the target over the golden run's; 1.0 where there is none."""
     left, right = factorize.columns(walker.rows)
     mine, theirs = np.abs(walker.side.stats[left, 3]), np.abs(walker.golden.side.stats[right, 3])
@@ -96,13 +92,13 @@ def _ratios(walker: DifferenceWalk) -> Floats:
     return found
 
 
-def _of_gradients(walker: DifferenceWalk) -> Bools:
+def _of_gradients(walker: PairedRank) -> Bools:
     tree = walker.target
     ops = (walker.side.op[row] for row, _ in walker.rows)
     return np.fromiter((tree.kinds[op][0] == "backward" or tree.gradients[op] for op in ops), bool, len(walker.rows))
 
 
-def _is_scaled(walker: DifferenceWalk, ratio: Floats, scale: float) -> bool:
+def _is_scaled(walker: PairedRank, ratio: Floats, scale: float) -> bool:
     """A number that something is multiplied by in front of the backward pass has the ratio, and one behind it has it or its inverse."""
     tree, side = walker.target, walker.side
     before = behind = False

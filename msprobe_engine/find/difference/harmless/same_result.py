@@ -11,16 +11,13 @@ along a dimension (another kind of mask), when what is made of it is the same.
 from __future__ import annotations
 
 from itertools import zip_longest
-from typing import TYPE_CHECKING
 
 from msprobe_engine.core.dtypes import is_bool, other_form
+from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
-
-def for_nothing(walker: DifferenceWalk, op: int, at: int, known: bool, off: bool) -> bool:
+def for_nothing(walker: PairedRank, op: int, at: int, known: bool, off: bool) -> bool:
     """The result of a call is the same whatever goes in at one place.
 
     Args:
@@ -37,7 +34,7 @@ def for_nothing(walker: DifferenceWalk, op: int, at: int, known: bool, off: bool
     return module and bool(walker.target.children.get(op))
 
 
-def worst(walker: DifferenceWalk, op: int) -> int:
+def worst(walker: PairedRank, op: int) -> int:
     """The pair of rows that goes into a record and is most off, in the same form; -1 without one."""
     m, role, ratio = walker.measured, walker.side.role, walker.carried.ratio
     off = [
@@ -48,7 +45,7 @@ def worst(walker: DifferenceWalk, op: int) -> int:
     return max(off, key=ratio.__getitem__, default=-1)
 
 
-def has_another_form(walker: DifferenceWalk, at: int) -> bool:
+def has_another_form(walker: PairedRank, at: int) -> bool:
     """No tensor in place of one, bool in place of numbers, or truth values that are repeated along a dimension on one side."""
     (row, other), mine, theirs = walker.rows[at], walker.side, walker.golden.side
     shape, there = mine.shape[row], theirs.shape[other]

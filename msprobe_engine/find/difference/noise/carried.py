@@ -9,18 +9,15 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 from msprobe_engine.align.parallel.parameter_owner import owner_of
 from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.find.difference.noise.incoming import IncomingNoise
 from msprobe_engine.find.difference.noise.notes import grow_noise, hands_on, largest
+from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Carried, Noise, Operand, Result
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _KEEP_ELEMENTS = traits.ELEMENTWISE | traits.SCALINGS | traits.MOVES | traits.HANDS_ON
 """Calls of which each element is made of one element, which moves by no less than a unit of the dtype it came through."""
@@ -103,7 +100,7 @@ class CarriedNoise(IncomingNoise):
             return 1.0
         return max((one.size / max(one.last, 1) for one in inputs), default=1.0)
 
-    def parameters_of_zeros(self, then: DifferenceWalk) -> dict[bytes, Noise]:
+    def parameters_of_zeros(self, then: PairedRank) -> dict[bytes, Noise]:
         """Numbers of parameters that were zero in this step -> what noise of their gradients has made of them in the next one."""
         golden = self._walker.golden.side
         zeros = {golden.name[row] for row, role in enumerate(golden.role) if role == PARAMETERS and golden.stats[row][3] == 0}

@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterator, Sequence
-from typing import TYPE_CHECKING
 
 import numpy as np
 import numpy.typing as npt
@@ -15,13 +14,10 @@ from msprobe_engine.align.parallel import parameter_owner
 from msprobe_engine.core import operator_traits as traits
 from msprobe_engine.core.operator_traits import MOVES
 from msprobe_engine.find.difference.harmless import left_out
+from msprobe_engine.find.difference.paired_rank import PairedRank, Ratios
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import distances, factorize, propagation, roundoff
 from msprobe_engine.measure.propagation import NONE, Noise
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
-
 
 RECENT = 24
 """Records back that something without a producer may have been made of."""
@@ -54,7 +50,7 @@ class RecentNoise:
         return self._largest
 
 
-class NoiseNotes:
+class NoiseNotes(Ratios):
     """Of one rank of one step.
 
     Args:
@@ -72,7 +68,7 @@ class NoiseNotes:
         quiet: all rows so far were the same to the last bit.
     """
 
-    def __init__(self, walker: DifferenceWalk, start: Noise | None, products: float) -> None:
+    def __init__(self, walker: PairedRank, start: Noise | None, products: float) -> None:
         self._walker, self._start, self._products = walker, start, products
         self._seen: Seen | None = None
         pairs = len(walker.rows)
@@ -223,7 +219,7 @@ class Seen:
         rms, average, share, count, last, unit: as in `propagation.Operand`.
     """
 
-    def __init__(self, walker: DifferenceWalk) -> None:
+    def __init__(self, walker: PairedRank) -> None:
         left, right = factorize.columns(walker.rows)
         target, golden, m = walker.side, walker.golden.side, walker.measured
         a, b = target.stats[left], golden.stats[right]
@@ -274,7 +270,7 @@ class Seen:
         return largest
 
 
-def _moves(walker: DifferenceWalk) -> npt.NDArray[np.bool_]:
+def _moves(walker: PairedRank) -> npt.NDArray[np.bool_]:
     """bool (rows of the target): of a call that only moves elements."""
     kinds = walker.target.kinds
     moves = np.fromiter((len(kind) == 3 and kind[2] in MOVES for kind in kinds), bool, len(kinds))

@@ -8,18 +8,15 @@ and what an optimizer makes of it (Adam divides it by its own size) is no differ
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from msprobe_engine.core.names import forward_twin
+from msprobe_engine.find.difference.paired_rank import Cancelled, PairedRank, Parameter
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import distances, factorize, roundoff
 from msprobe_engine.measure.distances import Floats
-
-if TYPE_CHECKING:
-    from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _SMALL = 2.0**-10
 """A sum of this part of its terms, or of two of their rounding units, has cancelled."""
@@ -49,26 +46,8 @@ _HIDDEN = 2.0**-10
 _DIVISIONS = ("div", "truediv", "reciprocal", "rsqrt", "addcdiv", "adam")
 _STEEPEST = 1e6
 
-Parameter = tuple[str, str]
-"""Path of a module and name of its parameter."""
 
-
-@dataclass
-class Cancelled:
-    """What one rank of one step shows.
-
-    Attributes:
-        excused: float64 per pair of rows: its difference comes from a gradient that cancelled; 0: it does not.
-        parameters: those whose gradient did.
-        vectors: rows of the golden side that functions take in whose gradient did, by their names.
-    """
-
-    excused: Floats
-    parameters: set[Parameter] = field(default_factory=set)
-    vectors: set[str] = field(default_factory=set)
-
-
-def detect_cancelling(walker: DifferenceWalk) -> Cancelled:
+def detect_cancelling(walker: PairedRank) -> Cancelled:
     """Measure gradients that cancelled against their terms, in ``walker.measured``, and find what takes them in."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
     left = factorize.columns(walker.rows)[0]
@@ -102,7 +81,7 @@ def detect_cancelling(walker: DifferenceWalk) -> Cancelled:
     return found
 
 
-def carry_over(walker: DifferenceWalk, before: Cancelled) -> None:
+def carry_over(walker: PairedRank, before: Cancelled) -> None:
     """Parameters whose gradients cancelled in an earlier step are others now: what takes them in is excused."""
     found, m = walker.cancelled, walker.measured
     numbers = _numbers(walker, before.parameters)
@@ -116,7 +95,7 @@ def carry_over(walker: DifferenceWalk, before: Cancelled) -> None:
             found.excused[k] = m.distance[k]
 
 
-def tolerate_update(walker: DifferenceWalk, before: DifferenceWalk) -> None:
+def tolerate_update(walker: PairedRank, before: PairedRank) -> None:
     """Excuse a vector of parameters that is off by a small part of what the step before has moved it by.
 
     Some elements of a gradient may come to nothing where others do not (the keys in the bias of a fused projection), and an optimizer that
@@ -145,7 +124,7 @@ def tolerate_update(walker: DifferenceWalk, before: DifferenceWalk) -> None:
             walker.cancelled.excused[k] = max(m.distance[k], hidden)
 
 
-def _measure_movement(walker: DifferenceWalk, before: DifferenceWalk, i: int, j: int, was: int) -> tuple[float, float]:
+def _measure_movement(walker: PairedRank, before: PairedRank, i: int, j: int, was: int) -> tuple[float, float]:
     """How far the step before has moved a tensor on the golden side, and how far both sides are apart: the largest of what their extremes,
     the norm and the mean say."""
     golden, earlier = walker.golden.side, before.golden.side
@@ -159,14 +138,14 @@ def _units(shape: Any) -> Floats:
     return np.array((1.0, 1.0, np.sqrt(distances.elements(shape)), 1.0))
 
 
-def _elements_only(walker: DifferenceWalk, before: DifferenceWalk, i: int, j: int, was: int, moved: float) -> bool:
+def _elements_only(walker: PairedRank, before: PairedRank, i: int, j: int, was: int, moved: float) -> bool:
     """Does the largest or the smallest element of a tensor say that its update was the same on both sides?"""
     mine, theirs, earlier = walker.side.stats[i][:2], walker.golden.side.stats[j][:2], before.golden.side.stats[was][:2]
     equal = np.abs(mine - theirs) <= _EQUAL * np.abs(theirs)
     return bool((equal & (np.abs(theirs - earlier) >= _REACHED * moved)).any())
 
 
-def _few(walker: DifferenceWalk, before: DifferenceWalk, places: Mapping[str, int]) -> bool:
+def _few(walker: PairedRank, before: PairedRank, places: Mapping[str, int]) -> bool:
     """Hardly a parameter is off by more than a small part of its update: an optimizer that works otherwise moves all of them otherwise."""
     parts = []
     for k in np.flatnonzero(walker.measured.known).tolist():
@@ -181,7 +160,7 @@ def _few(walker: DifferenceWalk, before: DifferenceWalk, places: Mapping[str, in
     return bool(parts) and sum(parts) <= _FEW * len(parts)
 
 
-def _taken_by(walker: DifferenceWalk, op: int, shape: Any) -> list[str]:
+def _taken_by(walker: PairedRank, op: int, shape: Any) -> list[str]:
     """Names of what the forward call of a backward call of the golden side takes in, of this shape and made by no call."""
     tree, side = walker.golden, walker.golden.side
     twin = tree.index.get(forward_twin(side.ops[op]), -1)
@@ -191,7 +170,7 @@ def _taken_by(walker: DifferenceWalk, op: int, shape: Any) -> list[str]:
     return [side.name[row] for row in rows if row not in tree.producers]
 
 
-def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float, int]:
+def _terms(walker: PairedRank, op: int) -> tuple[float, float, int]:
     """(norm, rounding unit, terms of the longest sum) of what is summed up to a gradient of one dimension: what came back from behind the
     call; zeros if unknown."""
     tree, side = walker.target, walker.side
@@ -206,7 +185,7 @@ def _terms(walker: DifferenceWalk, op: int) -> tuple[float, float, int]:
     return norm, unit, longest
 
 
-def _numbers(walker: DifferenceWalk, names: set[Parameter]) -> set[bytes]:
+def _numbers(walker: PairedRank, names: set[Parameter]) -> set[bytes]:
     """The numbers of these parameters, as rows of the target have them."""
     side, tree = walker.side, walker.target
     if not names:
@@ -219,7 +198,7 @@ def _numbers(walker: DifferenceWalk, names: set[Parameter]) -> set[bytes]:
     return found
 
 
-def steepness(walker: DifferenceWalk, op: int) -> float:
+def steepness(walker: PairedRank, op: int) -> float:
     """By how much a division may raise a difference: the largest over the smallest number of what it takes in, where all are of one sign.
 
     Statistics show the difference of the large elements; the small ones, which a division raises, differ by more.
