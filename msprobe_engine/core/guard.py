@@ -16,8 +16,8 @@ from msprobe_engine.core.errors import ProbeError
 
 _log = logging.getLogger("msprobe")  # `core.log`, which imports this, gives it its handler
 _MARK = "_msprobe_of_training"
-_OURS = frozenset({"msprobe", "msprobe_engine", "msprobe_integrations"})
-_LIBRARIES = frozenset({*sys.stdlib_module_names, *_OURS, "torch", "mindspore", "numpy"} - {"__main__"})
+OURS = frozenset({"msprobe", "msprobe_engine", "msprobe_integrations"})
+_LIBRARIES = frozenset({*sys.stdlib_module_names, *OURS, "torch", "mindspore", "numpy"} - {"__main__"})
 
 
 def of_training(error: Exception) -> Exception:
@@ -55,7 +55,7 @@ class suppress_faults:  # named like contextlib.suppress, in whose place it is
 
 def _is_of_handler(error: BaseException) -> bool:
     """Has a frame of a signal handler raised it? Also of one that has left its place to another before it raised: its arguments tell."""
-    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if _package(frame) not in _OURS)
+    frames = (frame for frame, _ in traceback.walk_tb(error.__traceback__) if _package(frame) not in OURS)
     return any(_is_called_for_signal(frame) or frame.f_code in _handlers() for frame in frames)
 
 

@@ -14,12 +14,12 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.formats.dump.dump_table import WORDS_OF_NUMBERS
 
 __all__ = ["DEVICE", "DTYPE", "Arguments", "CannotWrite", "Spec", "number"]
 
 DTYPE, DEVICE = "dtype", "device"
 """Parameters of the function that makes the call: what raises a type for the bench, and where tensors are to be made."""
-_WORDS = {"NaN": math.nan, "nan": math.nan, "Infinity": math.inf, "inf": math.inf, "-Infinity": -math.inf, "-inf": -math.inf}
 _NUMPY = re.compile(r"(?:float|int|uint)[0-9]{1,3}|bool_?|longlong|intc")
 _STATISTICS = {"Min": "min", "Max": "max", "Mean": "mean", "Norm": "norm", "nan_count": "nan", "inf_count": "inf"}
 _FINITE = {"Min": "Min_except_inf_nan", "Max": "Max_except_inf_nan"}
@@ -107,7 +107,7 @@ class Arguments:
         parts = [f'"dtype": {source}', f'"shape": {shape!r}']
         for key, name in _STATISTICS.items():
             value = item.get(_FINITE[key], item.get(key)) if key in _FINITE else item.get(key)
-            value = _WORDS.get(value) if isinstance(value, str) else value
+            value = WORDS_OF_NUMBERS.get(value) if isinstance(value, str) else value
             if isinstance(value, (bool, int, float)):
                 parts.append(f'"{name}": {number(float(f"{value:.9g}") if isinstance(value, float) else value)}')
         saved = item.get("data_name")
@@ -141,7 +141,7 @@ class Arguments:
     def _plain(self, kind: str, item: Mapping[str, Any]) -> str:
         value = item.get("value")
         if kind in ("int", "float", "bool") or _NUMPY.fullmatch(kind):
-            value = _WORDS.get(value, value) if isinstance(value, str) else value
+            value = WORDS_OF_NUMBERS.get(value, value) if isinstance(value, str) else value
             if isinstance(value, (bool, int, float)):
                 return number(value)
         elif kind == "str" and isinstance(value, str):

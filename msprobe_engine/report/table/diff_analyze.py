@@ -19,10 +19,10 @@ from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.measure.columns import TARGET_STATS
 
 NOTHING = "Cannot find any diff node, no need to generate analyze file."
 """What the existing tool says when the runs agree."""
-_STATISTICS = ("NPU max", "NPU min", "NPU mean", "NPU l2norm")
 _STATES = {INPUT: "input", PARAMETERS: "input", OUTPUT: "output", PARAMETERS_GRAD: "output"}
 
 
@@ -98,6 +98,6 @@ def _node(suspect: Suspect, side: DumpTable | None) -> dict[str, Any]:
 
 
 def _read_values(side: DumpTable, row: int) -> dict[str, Any]:
-    shown: dict[str, Any] = {"NPU MD5": side.checksum(row)} if side.mode == MD5 else dict(zip(_STATISTICS, side.stats_of(row)))
+    shown: dict[str, Any] = {"NPU MD5": side.checksum(row)} if side.mode == MD5 else dict(zip(TARGET_STATS, side.stats_of(row)))
     peer = side.extra.get(row, {}).get("peer")
     return shown if peer is None else shown | {"NPU P2POp peer": peer}

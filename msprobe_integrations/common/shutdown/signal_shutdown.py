@@ -23,6 +23,7 @@ import time
 from collections.abc import Callable
 from types import FrameType
 
+from msprobe_engine.core.guard import OURS
 from msprobe_engine.core.log import get_logger
 
 SIGNALS = (signal.SIGTERM, signal.SIGHUP)
@@ -31,7 +32,6 @@ SILENCE = 1.0
 AGAIN = 0.005
 """Seconds between two tries to stop the main thread outside of the probe's own code."""
 _STOP = b"\0"
-_OURS = ("msprobe", "msprobe_engine", "msprobe_integrations")
 _THROUGH = frozenset({*sys.stdlib_module_names, "torch", "mindspore"})
 """What our code calls: below a frame of these it is still our code that runs."""
 _log = get_logger()
@@ -240,7 +240,7 @@ def _inside(frame: FrameType | None) -> bool:
     """Is the interrupted code ours, or called by ours? Code of the training that runs below a wrapper of ours is not."""
     while frame is not None:
         root = str(frame.f_globals.get("__name__", "")).partition(".")[0]
-        if root in _OURS:
+        if root in OURS:
             return True
         if root not in _THROUGH:
             return False
