@@ -186,6 +186,28 @@ def test_a_parameter_that_is_trained_no_more(how: str, tmp_path: Path) -> None:
     assert len(alerts) == len({a.name for a in alerts})
 
 
+def test_a_layer_that_is_frozen_after_two_looks(tmp_path: Path) -> None:
+    """As where every tenth step is looked at: after three looks without a gradient."""
+
+    def fault(step: Step) -> None:
+        if step.number == 2:
+            step.model.layers[0].fc2.requires_grad_(False)
+
+    recorder = train(tmp_path, 8, rules=RECOMMENDED, model=Gpt(1), monitor=MonitorSettings(gradients=True), before=fault)
+    assert {(a.rule, a.step) for a in recorder.alerts} == {("untrained_parameter", 4)}
+
+
+@pytest.mark.parametrize("since", [0, START])
+def test_a_training_in_evaluation_mode(since: int, tmp_path: Path) -> None:
+    """In the step in which it changes to it; from the start on it is meant."""
+
+    def fault(step: Step) -> None:
+        step.model.train(step.number < since)
+
+    recorder = run(tmp_path, START + 5, before=fault, monitor=MonitorSettings(gradients=True))
+    assert [(a.rule, a.name, a.step) for a in recorder.alerts] == [("broken_loop", "evaluation_mode", START)][: bool(since)]
+
+
 def test_an_optimizer_that_loses_its_state(tmp_path: Path) -> None:
     """It counts its updates anew: in the next step, once."""
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from typing import TYPE_CHECKING, Any
@@ -13,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.records import UPDATES_MADE
+from msprobe_engine.core.records import EVALUATION_MODE, UPDATES_MADE
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
@@ -57,6 +58,7 @@ class PlainSource:
         self._optimizer = inner_optimizer(optimizer)
         others = probe.parameters.optimizers
         self._is_first = not others or inner_optimizer(others[0]) is self._optimizer
+        self._roots = [weakref.ref(unwrap_model(model)) for model in models]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._watch: ParameterSampler | None = None
         self._patches: UpdatePatches | None = None
@@ -258,6 +260,9 @@ class PlainSource:
                 watch.scalar(name, value)
             if self._is_first and not torch.compiler.is_compiling():
                 with torch._C.DisableTorchFunction():
+                    roots = [root for ref in self._roots if (root := ref()) is not None]
+                    if roots and not any(root.training for root in roots):
+                        watch.scalar(EVALUATION_MODE, 1.0)
                     if done := updates_done([self._optimizer]):
                         watch.scalar(UPDATES_MADE, float(done))
         try:

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.log import warn_once, warning
-from msprobe_engine.core.records import EVALUATION_MODE, GRADIENTS_KEPT
+from msprobe_engine.core.records import GRADIENTS_KEPT
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.requirements import MissingNameError, check, need
@@ -273,8 +273,8 @@ class PlainObserver(LoopObserver):
                 self._go_away()  # rows of a second update would stand beside those of the first
         elif optimizer is self._optimizers[0]:
             self._note_rate(optimizer)
-            facts = {EVALUATION_MODE: self._evaluation_mode, GRADIENTS_KEPT: len(self._optimizers) == 1 and self._kept.found}
-            self.note({name: 1.0 for name, holds in facts.items() if holds})
+            if len(self._optimizers) == 1 and self._kept.found:
+                self.note({GRADIENTS_KEPT: 1.0})
 
     def update_ends(self, optimizer: Any) -> None:
         key = id(optimizer)

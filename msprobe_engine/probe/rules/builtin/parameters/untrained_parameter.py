@@ -109,7 +109,7 @@ class UntrainedParameterRule(Rule):
             gap = self._gaps[name] = _Gap()
             self._known[name] = self._steps - 1  # it had one in all steps before
         gap.steps += 1
-        had = self._known[name] >= self.args.patience or gap.longest > 0
+        had = self._known[name] > 0 or gap.longest > 0
         enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= self.args.never
         now, gap.said = enough and not gap.said, gap.said or enough
         return now

@@ -24,8 +24,8 @@ class BrokenLoopArgs(LastingArgs):
 
 class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
     """Warnings when the optimizer counts fewer updates than it did, and no more than there were steps since (number ``updates_made`` of the
-    step), when the model is trained in evaluation mode (``evaluation_mode``), and when gradients are not cleared between two updates
-    (``gradients_kept``)."""
+    step), when the model is trained in evaluation mode and was not before (``evaluation_mode``), and when gradients are not cleared
+    between two updates (``gradients_kept``)."""
 
     name = "broken_loop"
     fires = (
@@ -40,6 +40,7 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
     def setup(self) -> None:
         self._made = 0.0
         self._step = 0
+        self._fine: set[str] = set()
         self._episodes = {name: Episodes(self.args.patience, self.args.recovery) for name in _FACTS}
 
     def check(self, frame: Frame) -> list[Alert]:
@@ -52,7 +53,8 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
                 seen = f"the optimizer counts {number(made)} updates, and {number(before)} before: its state is lost"
                 alerts.append(scalar_alert(frame, UPDATES_MADE, "step", rule=self, value=made, expected="a count that grows", seen=seen))
         for name, said in _FACTS.items():
-            if not self.left_out(name):
-                holds = frame.scalars.get(name, 0.0)
-                alerts += self.say_number(frame, name, holds > 0.0, holds, lambda said=said: said, episodes=self._episodes[name])  # type: ignore[misc]
+            holds = frame.scalars.get(name, 0.0) > 0.0
+            self._fine |= set() if holds else {name}
+            if name in self._fine and not self.left_out(name):
+                alerts += self.say_number(frame, name, holds, float(holds), lambda said=said: said, episodes=self._episodes[name])  # type: ignore[misc]
         return alerts
