@@ -14,7 +14,6 @@ import torch.distributed as dist
 
 from msprobe_integrations.common.monitor.targets import matches
 from msprobe_integrations.common.parameters.gradients import Piece, layer_numbers, layer_of
-from msprobe_integrations.megatron import fsdp
 from msprobe_integrations.requirements import MissingNameError, make_missing_error, need, optional
 from msprobe_integrations.torch.tensors import dtensors
 
@@ -170,7 +169,7 @@ class Layout:
                 unknown = True
             self._unknown |= set(chunk.parameters()) - self.places.keys() if unknown else set()
         sharing = {_ranks(place) for place in self.places.values() if place.sharded}
-        kept = [fsdp.shards(chunk) for chunk in self.chunks]
+        kept = [_fsdp_shards(chunk) for chunk in self.chunks]
         for chunk, held in zip(self.chunks, kept):  # FSDP, torch's and Megatron's, keeps parameters as DTensors, in no bucket of ours
             every = [held.get(id(p), p) for p in unwrap_model(chunk).parameters()]
             sharing |= {dtensors.sharers(p) for p in every if dtensors.is_dtensor(p)} - {()}
@@ -247,14 +246,14 @@ class Layout:
 
 def _locate_piece(piece: Piece) -> Piece:
     """With the range that Megatron-FSDP gives this rank, which is not that of torch's DTensors."""
-    place = fsdp.range_of(piece.parameter) if piece.sharded and fsdp.is_shard(piece.parameter) else None
+    place = _range_of(piece.parameter) if piece.sharded and _is_fsdp_shard(piece.parameter) else None
     return piece if place is None else replace(piece, lo=place[0], hi=place[1], positions=True)
 
 
 def is_empty_shard(piece: Piece) -> bool:
     """Has Megatron-FSDP given nothing of the parameter to this rank? Then it has neither gradient nor states, as no part of one that
     others have."""
-    return piece.sharded and piece.lo == piece.hi and fsdp.is_shard(piece.parameter)
+    return piece.sharded and piece.lo == piece.hi and _is_fsdp_shard(piece.parameter)
 
 
 def make_empty_part(tensor: torch.Tensor) -> torch.Tensor:
@@ -303,3 +302,33 @@ def rank_info() -> dict[str, int]:
         except (MissingNameError, AssertionError, RuntimeError):  # said; or the group was not made
             continue
     return found
+
+
+def _fsdp_shards(chunk: Any) -> dict[int, torch.Tensor]:
+    """Under Megatron-FSDP (0.14 to 0.19) what the optimizer updates of each parameter, by the `id` of whatever the module has at present.
+    Empty for other models.
+
+    Args:
+        chunk: a model chunk as the loop has it.
+    """
+    found: dict[int, torch.Tensor] = {}
+    for _, shard in getattr(getattr(chunk, "param_and_grad_buffer", None), "optimizer_named_parameters", ()):
+        if _is_fsdp_shard(shard):
+            found[id(shard)] = found[id(shard.orig_param)] = shard
+    return found
+
+
+def _is_fsdp_shard(parameter: Any) -> bool:
+    """Is it what the optimizer updates of a parameter under Megatron-FSDP? A module has a parameter as a whole tensor while it computes and
+    as a DTensor otherwise. The DTensors that the optimizer has stay the same objects: each is a flat range of the whole (in mixed precision
+    of its fp32 copy), which may be empty, and has a gradient from `finish_grad_sync` on, unless it is empty."""
+    return hasattr(parameter, "orig_param") and dtensors.is_dtensor(parameter)
+
+
+def _range_of(shard: Any) -> tuple[int, int] | None:
+    """First element of the whole that this rank has, and the one after the last; None when this version does not say."""
+    size = dtensors.local(shard).numel()
+    place = getattr(shard, "megatron_fsdp_slice", None)
+    if not size:
+        return 0, 0
+    return (place.start, place.stop) if isinstance(place, slice) and place.stop - place.start == size else None
