@@ -20,8 +20,8 @@ def coarse(values: npt.NDArray[np.float64], kind: str) -> Bools:
     with np.errstate(all="ignore"):
         short = values.astype(np.float32)
     bits = short.view(np.uint32) & np.uint32((1 << _LOST[kind]) - 1)
-    found: Bools = np.isfinite(values) & (values != 0) & (short == values) & (bits == 0)
-    return found
+    representable: Bools = np.isfinite(values) & (values != 0) & (short == values) & (bits == 0)
+    return representable
 
 
 def rounded_on_one_side(target: npt.NDArray[np.float64], golden: npt.NDArray[np.float64]) -> tuple[str, bool] | None:
@@ -33,9 +33,9 @@ def rounded_on_one_side(target: npt.NDArray[np.float64], golden: npt.NDArray[np.
     """
     used = ((golden != 0) & (target != 0) & np.isfinite(golden) & np.isfinite(target)).all(1)
     for kind in _LOST:
-        mine, theirs = (coarse(numbers[used], kind) for numbers in (target, golden))
-        for short, other in ((mine, theirs), (theirs, mine)):
+        coarse_target, coarse_golden = (coarse(numbers[used], kind) for numbers in (target, golden))
+        for short, other in ((coarse_target, coarse_golden), (coarse_golden, coarse_target)):
             often = (other.sum() + 1) / (other.size + 1)
             if short.size and short.all() and often**other.size < CHANCE:
-                return kind, short is mine
+                return kind, short is coarse_target
     return None

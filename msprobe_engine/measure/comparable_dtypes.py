@@ -29,8 +29,8 @@ def plain(dtype: str | None) -> str | None:
 
 def kind_of(dtype: str | None) -> str | None:
     """`plain`, with one word for integers of any width: frameworks count tokens in others."""
-    found = plain(dtype)
-    return "int" if found is not None and found.startswith(("int", "uint")) else found
+    name = plain(dtype)
+    return "int" if name is not None and name.startswith(("int", "uint")) else name
 
 
 def comparable(target: str | None, golden: str | None, cross_framework: bool, with_double: bool) -> bool:
@@ -41,13 +41,13 @@ def comparable(target: str | None, golden: str | None, cross_framework: bool, wi
         cross_framework: the sides come from different frameworks: only int, float, bool and complex are told apart.
         with_double: 26.2.0, where float64 is one of the group.
     """
-    a, b = str(target), str(golden)
+    target_type, golden_type = str(target), str(golden)
     if cross_framework:
-        a, b = _CLASSES.get(a, a), _CLASSES.get(b, b)
-    if a == b:
+        target_type, golden_type = _CLASSES.get(target_type, target_type), _CLASSES.get(golden_type, golden_type)
+    if target_type == golden_type:
         return True
     floats = (*_FLOATS, "Float64") if with_double else _FLOATS
-    return (a in floats and b in floats) or (a in _torch(floats) and b in _torch(floats))
+    return (target_type in floats and golden_type in floats) or (target_type in _torch(floats) and golden_type in _torch(floats))
 
 
 def _torch(names: tuple[str, ...]) -> tuple[str, ...]:

@@ -27,20 +27,22 @@ from msprobe_engine.measure import dump_dialects, factorize, missing_statistics,
 from msprobe_engine.measure.comparable_dtypes import kind_of
 
 
-def of_other_keys(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> tuple[Bools, Bools]:
+def of_other_keys(
+    target: DumpTable, golden: DumpTable, target_rows: factorize.Integers, golden_rows: factorize.Integers
+) -> tuple[Bools, Bools]:
     """Which pairs of rows are redacted on a side, and for which of them the two sides do not have one key."""
-    a, b = _marks(target)[left], _marks(golden)[right]
-    redacted = (a != "") | (b != "")
-    return redacted, redacted & ((a != b) | (a == NO_KEY))
+    target_keys, golden_keys = _marks(target)[target_rows], _marks(golden)[golden_rows]
+    redacted = (target_keys != "") | (golden_keys != "")
+    return redacted, redacted & ((target_keys != golden_keys) | (target_keys == NO_KEY))
 
 
 def _marks(side: DumpTable) -> npt.NDArray[np.str_]:
     """The key of each row, "" where nothing was left out."""
-    found = np.zeros(len(side), "U16")
+    keys = np.zeros(len(side), "U16")
     for row, facts in side.extra.items():
         if "redacted" in facts:
-            found[row] = str(facts["redacted"])[:16] or NO_KEY
-    return found
+            keys[row] = str(facts["redacted"])[:16] or NO_KEY
+    return keys
 
 
 Floats = npt.NDArray[np.float64]
@@ -93,11 +95,11 @@ class Distances:
     elements: Bools
     bounds: Bools
 
-    def leave_out(self, at: int | Sequence[int], nonfinite: bool = False) -> None:
+    def leave_out(self, pairs: int | Sequence[int], nonfinite: bool = False) -> None:
         """Take pairs for such as cannot be compared; `nonfinite`: whether they hold NaN or Inf is not asked, either."""
-        self.distance[at], self.known[at] = 0.0, False
+        self.distance[pairs], self.known[pairs] = 0.0, False
         if nonfinite:
-            self.bad_target[at], self.bad_golden[at] = False, False
+            self.bad_target[pairs], self.bad_golden[pairs] = False, False
 
     @property
     def compared(self) -> Bools:
@@ -107,58 +109,74 @@ class Distances:
 
 def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, int]] | factorize.Integers) -> Distances:
     """Measure pairs of rows (row of the target, row of the golden side); int64 (n, 2) or a sequence of pairs."""
-    left, right = factorize.columns(rows)
-    n = len(left)
-    a, b = target.stats[left], golden.stats[right]
-    coarse = dump_dialects.find_rows_in_float32(target)[left] | dump_dialects.find_rows_in_float32(golden)[right]
+    target_rows, golden_rows = factorize.columns(rows)
+    n = len(target_rows)
+    target_stats, golden_stats = target.stats[target_rows], golden.stats[golden_rows]
+    coarse = dump_dialects.find_rows_in_float32(target)[target_rows] | dump_dialects.find_rows_in_float32(golden)[golden_rows]
     if coarse.any():
-        a, b = dump_dialects.as_float32(a, coarse), dump_dialects.as_float32(b, coarse)
-    a[:, 3], b[:, 3] = np.abs(a[:, 3]), np.abs(b[:, 3])  # the existing tool gives a tensor without dimensions its value for a norm
-    count = factorize.of_each(golden.shape, elements)[right]
+        target_stats, golden_stats = dump_dialects.as_float32(target_stats, coarse), dump_dialects.as_float32(golden_stats, coarse)
+    target_stats[:, 3], golden_stats[:, 3] = (
+        np.abs(target_stats[:, 3]),
+        np.abs(golden_stats[:, 3]),
+    )  # the existing tool gives a tensor without dimensions its value for a norm
+    count = factorize.of_each(golden.shape, elements)[golden_rows]
     with np.errstate(all="ignore"):
-        moved = a[:, :2] != b[:, :2]
-        sizes = np.maximum(np.abs(a[:, :2]), np.abs(b[:, :2]))
+        moved = target_stats[:, :2] != golden_stats[:, :2]
+        sizes = np.maximum(np.abs(target_stats[:, :2]), np.abs(golden_stats[:, :2]))
         fixed = np.where(moved, 0.0, sizes).max(1)
-        one = (moved.sum(1) == 1) & (fixed >= _MASK)
-        scale = np.where(one, np.where(moved, sizes, 0.0).max(1), sizes.max(1))
-        extremes = _ratio(np.abs(a[:, :2] - b[:, :2]).max(1), scale)
-        norms = np.maximum(np.abs(a[:, 3]), np.abs(b[:, 3]))
-        norm = _ratio(np.abs(a[:, 3] - b[:, 3]), norms)
-        mean = _ratio(np.abs(a[:, 2] - b[:, 2]), norms / np.sqrt(np.maximum(count, 1)))
+        one_moved = (moved.sum(1) == 1) & (fixed >= _MASK)
+        scale = np.where(one_moved, np.where(moved, sizes, 0.0).max(1), sizes.max(1))
+        extremes = _ratio(np.abs(target_stats[:, :2] - golden_stats[:, :2]).max(1), scale)
+        norms = np.maximum(np.abs(target_stats[:, 3]), np.abs(golden_stats[:, 3]))
+        norm = _ratio(np.abs(target_stats[:, 3] - golden_stats[:, 3]), norms)
+        mean = _ratio(np.abs(target_stats[:, 2] - golden_stats[:, 2]), norms / np.sqrt(np.maximum(count, 1)))
         distance = np.fmax(np.fmax(extremes, norm), mean)
     distance[coarse & (distance <= roundoff.call_limit(roundoff.EPS["float32"], 1) * np.sqrt(np.maximum(count, 1)))] = 0.0
     known = ~np.isnan(distance)
-    bad_a, bad_b = _bad(target, left, a), _bad(golden, right, b)
-    distance = np.where(bad_a & bad_b, 0.0, np.where(bad_a != bad_b, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf)))
-    known |= bad_a | bad_b
-    half = missing_statistics.half_finite(target, golden, left, right, a, b) & ~bad_a & ~bad_b
+    bad_target, bad_golden = _bad(target, target_rows, target_stats), _bad(golden, golden_rows, golden_stats)
+    distance = np.where(
+        bad_target & bad_golden, 0.0, np.where(bad_target != bad_golden, np.inf, np.nan_to_num(distance, nan=0.0, posinf=np.inf))
+    )
+    known |= bad_target | bad_golden
+    half = missing_statistics.half_finite(target, golden, target_rows, golden_rows, target_stats, golden_stats) & ~bad_target & ~bad_golden
     distance[half], known[half] = np.maximum(distance[half], 1.0), True
-    both = np.flatnonzero(bad_a & bad_b)
-    if len(both):
+    bad_in_both = np.flatnonzero(bad_target & bad_golden)
+    if len(bad_in_both):
         floating = factorize.of_each(golden.dtype, roundoff.eps) > 0
-        distance[both], known[both], overflown = nonfinite_rows.compare_rows(
-            target, golden, left[both], right[both], a[both], b[both], floating
+        distance[bad_in_both], known[bad_in_both], overflown = nonfinite_rows.compare_rows(
+            target,
+            golden,
+            target_rows[bad_in_both],
+            golden_rows[bad_in_both],
+            target_stats[bad_in_both],
+            golden_stats[bad_in_both],
+            floating,
         )
-        nan_a, nan_b = nans(target, left[both], a[both]), nans(golden, right[both], b[both])  # the -inf of a mask hides no NaN
-        distance[both[nan_a != nan_b]] = np.inf
-        known[both[nan_a != nan_b]] = True
-        bad_b[both[(nan_a & ~nan_b) | overflown]] = False
+        nan_target, nan_golden = (
+            nans(target, target_rows[bad_in_both], target_stats[bad_in_both]),
+            nans(golden, golden_rows[bad_in_both], golden_stats[bad_in_both]),
+        )  # the -inf of a mask hides no NaN
+        distance[bad_in_both[nan_target != nan_golden]] = np.inf
+        known[bad_in_both[nan_target != nan_golden]] = True
+        bad_golden[bad_in_both[(nan_target & ~nan_golden) | overflown]] = False
     argument = np.zeros(n, bool)
-    plain = factorize.mask(target.values, len(target))[left] | factorize.mask(golden.values, len(golden))[right]
-    for at in np.flatnonzero(plain).tolist():
-        distance[at], argument[at] = _argument(target, golden, int(left[at]), int(right[at]))
-    one_sided = missing_statistics.on_one_side(target, golden, left, right, count)
-    shape = factorize.unequal(target.shape, golden.shape, left, right) & ~plain & ~one_sided[:, missing_statistics.SHAPE]
-    dtype = _other_dtypes(target, golden, left, right) & ~plain
+    plain = factorize.mask(target.values, len(target))[target_rows] | factorize.mask(golden.values, len(golden))[golden_rows]
+    for position in np.flatnonzero(plain).tolist():
+        distance[position], argument[position] = _argument(target, golden, int(target_rows[position]), int(golden_rows[position]))
+    one_sided = missing_statistics.on_one_side(target, golden, target_rows, golden_rows, count)
+    shape = factorize.unequal(target.shape, golden.shape, target_rows, golden_rows) & ~plain & ~one_sided[:, missing_statistics.SHAPE]
+    dtype = _other_dtypes(target, golden, target_rows, golden_rows) & ~plain
     if target.framework != golden.framework:  # a view more or less
-        shape &= factorize.of_each(target.shape, elements)[left] != count
+        shape &= factorize.of_each(target.shape, elements)[target_rows] != count
     distance[shape] = np.inf
     known |= plain | shape
-    for at in np.flatnonzero(shape & (a[:, :3] == b[:, :3]).all(1)).tolist():
-        if _is_repeated(target.shape[left[at]], golden.shape[right[at]], a[at, 3], b[at, 3]):
-            distance[at], shape[at] = 0.0, False
-    compared, same = _same_content(target, golden, left, right)
-    hidden, other_keys = of_other_keys(target, golden, left, right)
+    for position in np.flatnonzero(shape & (target_stats[:, :3] == golden_stats[:, :3]).all(1)).tolist():
+        if _is_repeated(
+            target.shape[target_rows[position]], golden.shape[golden_rows[position]], target_stats[position, 3], golden_stats[position, 3]
+        ):
+            distance[position], shape[position] = 0.0, False
+    compared, same = _same_content(target, golden, target_rows, golden_rows)
+    hidden, other_keys = of_other_keys(target, golden, target_rows, golden_rows)
     compared &= ~plain & ~shape & ~other_keys
     distance[compared & same] = 0.0
     same_numbers = compared & ~same & (~known | (distance < REARRANGED))
@@ -166,22 +184,22 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     distance[same_numbers] = np.where(masked[same_numbers], REARRANGED, np.inf)
     distance[hidden & compared & ~same] = np.inf  # their statistics are coarse, and how far apart they are is not known
     known |= compared
-    apart = dump_dialects.find_incomparable(target, golden, left, right)
+    apart = dump_dialects.find_incomparable(target, golden, target_rows, golden_rows)
     distance[apart], known[apart] = 0.0, False
     blank = (other_keys | (hidden & ~plain & ~compared)) & ~shape  # equal means of two batches do not make them the same
     distance[blank], known[blank] = 0.0, False
     for differs in (argument, dtype):
         differs[blank & plain] = False
-    one_sided[bad_a | bad_b | shape | apart, : missing_statistics.REDACTED] = False
+    one_sided[bad_target | bad_golden | shape | apart, : missing_statistics.REDACTED] = False
     one_sided[compared, missing_statistics.NUMBERS] = False  # a checksum says it all
     one_sided[hidden] = False
-    expected = missing_statistics.expects_numbers(target, golden, left, right, count) & ~plain & ~apart
-    one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_a | bad_b) & ~one_sided.any(1)  # NaN is said as NaN
+    expected = missing_statistics.expects_numbers(target, golden, target_rows, golden_rows, count) & ~plain & ~apart
+    one_sided[:, missing_statistics.NOWHERE] = expected & ~known & ~(bad_target | bad_golden) & ~one_sided.any(1)  # NaN is said as NaN
     one_sided[blank & ~shape & ~apart, missing_statistics.REDACTED] = True
-    bounds = np.isnan(a[:, 2:]).all(1) | np.isnan(b[:, 2:]).all(1)
-    bounds &= (a[:, 0] != a[:, 1]) & (distance == 0) & known & ~plain & ~compared & ~(bad_a | bad_b)
+    bounds = np.isnan(target_stats[:, 2:]).all(1) | np.isnan(golden_stats[:, 2:]).all(1)
+    bounds &= (target_stats[:, 0] != target_stats[:, 1]) & (distance == 0) & known & ~plain & ~compared & ~(bad_target | bad_golden)
     parts = np.nan_to_num(extremes), np.nan_to_num(norm)
-    return Distances(distance, *parts, bad_a, bad_b, argument, shape, dtype, known, one_sided, np.zeros(n, bool), bounds)
+    return Distances(distance, *parts, bad_target, bad_golden, argument, shape, dtype, known, one_sided, np.zeros(n, bool), bounds)
 
 
 def _has_mask_constant(extremes: Floats) -> Bools:
@@ -199,23 +217,27 @@ def of_other_precision(dtype: Bools, argument: Bools) -> bool:
     return 2 * int((dtype & ~argument).sum()) > int((~argument).sum())
 
 
-def _other_dtypes(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> Bools:
+def _other_dtypes(target: DumpTable, golden: DumpTable, target_rows: factorize.Integers, golden_rows: factorize.Integers) -> Bools:
     """Dtypes differ; those of two frameworks by what they are, and integers of any width are alike there."""
     if target.framework == golden.framework:
-        return factorize.unequal(target.dtype, golden.dtype, left, right)
-    return factorize.unequal_by(kind_of, target.dtype, golden.dtype, left, right)
+        return factorize.unequal(target.dtype, golden.dtype, target_rows, golden_rows)
+    return factorize.unequal_by(kind_of, target.dtype, golden.dtype, target_rows, golden_rows)
 
 
-def _is_repeated(first: Any, second: Any, norm: float, other: float) -> bool:
-    """One tensor is the other one, repeated where that has one element in a dimension (positions, masks): `norm` and `other` say so, of
-    two with the same extremes and mean."""
-    if not isinstance(first, list) or not isinstance(second, list) or len(first) != len(second):
+def _is_repeated(target_shape: Any, golden_shape: Any, target_norm: float, golden_norm: float) -> bool:
+    """One tensor is the other one, repeated where that has one element in a dimension (positions, masks): the norms say so, of two with
+    the same extremes and mean."""
+    if not isinstance(target_shape, list) or not isinstance(golden_shape, list) or len(target_shape) != len(golden_shape):
         return False
-    apart = [(x, y) for x, y in zip(first, second) if x != y]
-    if not all(1 in pair for pair in apart) or len({x == 1 for x, _ in apart}) != 1 or not min(elements(first), elements(second)):
+    apart = [(target_size, golden_size) for target_size, golden_size in zip(target_shape, golden_shape) if target_size != golden_size]
+    if (
+        not all(1 in pair for pair in apart)
+        or len({target_size == 1 for target_size, _ in apart}) != 1
+        or not min(elements(target_shape), elements(golden_shape))
+    ):
         return False
-    expected = other * math.sqrt(elements(first) / elements(second))
-    return abs(norm - expected) <= 2.0**-20 * expected
+    expected = golden_norm * math.sqrt(elements(target_shape) / elements(golden_shape))
+    return abs(target_norm - expected) <= 2.0**-20 * expected
 
 
 def nonfinite(side: DumpTable, rows: Sequence[int] | factorize.Integers) -> Bools:
@@ -232,21 +254,21 @@ def _bad(side: DumpTable, rows: npt.NDArray[np.int64], stats: Floats) -> Bools:
     """NaN or Inf, from the counts where the file has them, else from the extremes (a missing number is no NaN)."""
     infinite: Bools = np.asarray(np.isinf(stats[:, :2]).any(1))
     nan: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
-    found: Bools = np.asarray(infinite | nan)
-    for at in np.flatnonzero(nan):
-        odd = side.nonfloat_stats.get(int(rows[at]))
+    bad: Bools = np.asarray(infinite | nan)
+    for position in np.flatnonzero(nan):
+        odd = side.nonfloat_stats.get(int(rows[position]))
         if odd is not None and not any(_is_nan(v) for v in odd[:2]):
-            found[at] = bool(infinite[at])
+            bad[position] = bool(infinite[position])
     if side.nans or side.infs:
-        found |= factorize.mask([*side.nans, *side.infs], len(side))[rows]
-    return found
+        bad |= factorize.mask([*side.nans, *side.infs], len(side))[rows]
+    return bad
 
 
 def nans(side: DumpTable, rows: factorize.Integers, stats: Floats) -> Bools:
     """Which rows hold NaN, of rows that hold NaN or Inf. Without counts extremes tell: those of a tensor with a NaN are NaN."""
-    found: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
+    nan: Bools = np.asarray(np.isnan(stats[:, :2]).any(1))
     counted = [row for row, n in side.nans.items() if n]
-    return found | factorize.mask(counted, len(side))[rows] if counted else found
+    return nan | factorize.mask(counted, len(side))[rows] if counted else nan
 
 
 def _is_nan(value: Any) -> bool:
@@ -258,20 +280,20 @@ def _argument(target: DumpTable, golden: DumpTable, i: int, j: int) -> tuple[flo
     kind = target.dtype[i]
     if kind in _IGNORED or golden.dtype[j] in _IGNORED:
         return 0.0, False
-    x, y = target.values.get(i), golden.values.get(j)
-    if x == y and type(x) is type(y):
+    target_value, golden_value = target.values.get(i), golden.values.get(j)
+    if target_value == golden_value and type(target_value) is type(golden_value):
         return 0.0, False
-    if isinstance(x, float) != isinstance(y, float):  # one side may give a tensor of one element (a learning rate)
-        x, y = _of_one_element(target, i, x), _of_one_element(golden, j, y)
-    if isinstance(x, float) and isinstance(y, float):
-        if x != x and y != y:
+    if isinstance(target_value, float) != isinstance(golden_value, float):  # one side may give a tensor of one element (a learning rate)
+        target_value, golden_value = _of_one_element(target, i, target_value), _of_one_element(golden, j, golden_value)
+    if isinstance(target_value, float) and isinstance(golden_value, float):
+        if target_value != target_value and golden_value != golden_value:
             return 0.0, False
-        top = max(abs(x), abs(y))
-        distance = abs(x - y) / top if math.isfinite(top) and top else math.inf
+        top = max(abs(target_value), abs(golden_value))
+        distance = abs(target_value - golden_value) / top if math.isfinite(top) and top else math.inf
         return distance, distance > 2.0**-20
-    if isinstance(x, (int, float)) and isinstance(y, (int, float)) and x == y:
+    if isinstance(target_value, (int, float)) and isinstance(golden_value, (int, float)) and target_value == golden_value:
         return 0.0, False
-    if isinstance(x, str) and isinstance(y, str) and _device(x) and _device(y):
+    if isinstance(target_value, str) and isinstance(golden_value, str) and _device(target_value) and _device(golden_value):
         return 0.0, False
     return math.inf, True
 
@@ -286,16 +308,18 @@ def _device(text: str) -> bool:
     return text.partition(":")[0] in ("cpu", "cuda", "npu", "xpu", "mps", "meta")
 
 
-def _same_content(target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers) -> tuple[Bools, Bools]:
+def _same_content(
+    target: DumpTable, golden: DumpTable, target_rows: factorize.Integers, golden_rows: factorize.Integers
+) -> tuple[Bools, Bools]:
     """By checksum, else by digest: where both sides have one of a kind, and where they are equal."""
-    compared, same = np.zeros(len(left), bool), np.zeros(len(left), bool)
+    compared, same = np.zeros(len(target_rows), bool), np.zeros(len(target_rows), bool)
     for read in (_digests, _checksums):  # a checksum counts more
-        x, y = read(target), read(golden)
-        if x is not None and y is not None:
-            a, b = x[left], y[right]
-            both = (a != None) & (b != None)  # noqa: E711 - of every element
-            compared |= both
-            same = np.where(both, a == b, same)
+        target_column, golden_column = read(target), read(golden)
+        if target_column is not None and golden_column is not None:
+            target_marks, golden_marks = target_column[target_rows], golden_column[golden_rows]
+            known = (target_marks != None) & (golden_marks != None)  # noqa: E711 - of every element
+            compared |= known
+            same = np.where(known, target_marks == golden_marks, same)
     return compared, same
 
 
@@ -304,12 +328,12 @@ def _checksums(side: DumpTable) -> npt.NDArray[np.object_] | None:
 
 
 def _digests(side: DumpTable) -> npt.NDArray[np.object_] | None:
-    found = np.full(len(side), None, object)
+    digests = np.full(len(side), None, object)
     some = False
     for row, facts in side.extra.items():
-        found[row] = facts.get("digest")
-        some |= found[row] is not None
-    return found if some else None
+        digests[row] = facts.get("digest")
+        some |= digests[row] is not None
+    return digests if some else None
 
 
 def paired_rows(target: DumpTable, golden: DumpTable, ops: Iterable[tuple[int, int]]) -> tuple[list[tuple[int, int]], list[int]]:
@@ -318,21 +342,23 @@ def paired_rows(target: DumpTable, golden: DumpTable, ops: Iterable[tuple[int, i
     Rows belong together by role and place (``input.0``, ``output.1.weight``); places that only one side has are left out.
     """
     pairs = np.array(list(ops), np.int64).reshape(-1, 2)
-    left, right, starts, apart = factorize.pair_rows(target, golden, pairs)
-    rows = list(zip(left.tolist(), right.tolist()))
+    target_rows, golden_rows, starts, apart = factorize.pair_rows(target, golden, pairs)
+    rows = list(zip(target_rows.tolist(), golden_rows.tolist()))
     if not apart.any():
         return rows, starts.tolist()
-    found: list[tuple[int, int]] = []
+    paired: list[tuple[int, int]] = []
     begins = []
-    others = pairs.tolist()
-    for at, (differ, start, end) in enumerate(zip(apart.tolist(), starts[:-1].tolist(), starts[1:].tolist())):
-        begins.append(len(found))
-        found += _by_place(target, golden, *others[at]) if differ else rows[start:end]
-    return found, [*begins, len(found)]
+    record_pairs = pairs.tolist()
+    for position, (differ, start, end) in enumerate(zip(apart.tolist(), starts[:-1].tolist(), starts[1:].tolist())):
+        begins.append(len(paired))
+        paired += _by_place(target, golden, *record_pairs[position]) if differ else rows[start:end]
+    return paired, [*begins, len(paired)]
 
 
-def _by_place(target: DumpTable, golden: DumpTable, x: int, y: int) -> list[tuple[int, int]]:
-    cut, other = len(target.ops[x]), len(golden.ops[y])
-    places = {(golden.role[j], golden.positions.get(j, golden.name[j][other:])): j for j in golden.rows(y)}
-    found = ((i, places.get((target.role[i], target.positions.get(i, target.name[i][cut:])), -1)) for i in target.rows(x))
-    return [(i, j) for i, j in found if j >= 0]
+def _by_place(target: DumpTable, golden: DumpTable, target_record: int, golden_record: int) -> list[tuple[int, int]]:
+    target_cut, golden_cut = len(target.ops[target_record]), len(golden.ops[golden_record])
+    places = {(golden.role[j], golden.positions.get(j, golden.name[j][golden_cut:])): j for j in golden.rows(golden_record)}
+    pairs = (
+        (i, places.get((target.role[i], target.positions.get(i, target.name[i][target_cut:])), -1)) for i in target.rows(target_record)
+    )
+    return [(i, j) for i, j in pairs if j >= 0]

@@ -40,9 +40,9 @@ def recorder(side: DumpTable) -> str:
     return OLD if any(tags.get("is_recompute") is False for tags in side.tags.values()) else NEW
 
 
-def differ(one: DumpTable, two: DumpTable) -> bool:
+def differ(target: DumpTable, golden: DumpTable) -> bool:
     """Two tools have written them: the last bits of their statistics say nothing."""
-    return recorder(one) != recorder(two)
+    return recorder(target) != recorder(golden)
 
 
 def find_rows_in_float32(side: DumpTable) -> Bools:
@@ -56,28 +56,28 @@ def find_rows_in_float32(side: DumpTable) -> Bools:
 
 def as_float32(stats: npt.NDArray[np.float64], rows: Bools) -> npt.NDArray[np.float64]:
     """float64 (rows, 4), with the chosen rows as float32 holds them."""
-    found: npt.NDArray[np.float64] = stats.copy()
+    rounded: npt.NDArray[np.float64] = stats.copy()
     with np.errstate(all="ignore"):
-        found[rows] = found[rows].astype(np.float32)
-    return found
+        rounded[rows] = rounded[rows].astype(np.float32)
+    return rounded
 
 
-def find_incomparable(target: DumpTable, golden: DumpTable, left: Integers, right: Integers) -> Bools:
+def find_incomparable(target: DumpTable, golden: DumpTable, target_rows: Integers, golden_rows: Integers) -> Bools:
     """bool (pairs of rows,): where both recorders put something else into one place."""
-    found = np.zeros(len(left), bool)
-    one, two = recorder(target), recorder(golden)
+    incomparable = np.zeros(len(target_rows), bool)
+    target_recorder, golden_recorder = recorder(target), recorder(golden)
     crossed = target.framework != golden.framework
-    if one == two and not (crossed and one != OURS):
-        return found
-    old, role = OLD in (one, two), np.frombuffer(bytes(golden.role), np.uint8)[right]
+    if target_recorder == golden_recorder and not (crossed and target_recorder != OURS):
+        return incomparable
+    old, role = OLD in (target_recorder, golden_recorder), np.frombuffer(bytes(golden.role), np.uint8)[golden_rows]
     passes = Counter(name.rpartition(".backward.")[0] for name in golden.ops if names.is_module(name)) if old else Counter()
-    for at in np.flatnonzero((role == OUTPUT) | (role == PARAMETERS_GRAD)).tolist():
-        name = golden.ops[golden.op[int(right[at])]]
-        if role[at] == PARAMETERS_GRAD:
-            found[at] = old and passes[name.partition(".parameters_grad")[0]] > 1
+    for position in np.flatnonzero((role == OUTPUT) | (role == PARAMETERS_GRAD)).tolist():
+        name = golden.ops[golden.op[int(golden_rows[position])]]
+        if role[position] == PARAMETERS_GRAD:
+            incomparable[position] = old and passes[name.partition(".parameters_grad")[0]] > 1
         else:
-            found[at] = (crossed or OURS in (one, two)) and name.endswith(".backward")
-    return found
+            incomparable[position] = (crossed or OURS in (target_recorder, golden_recorder)) and name.endswith(".backward")
+    return incomparable
 
 
 def recorded_by_both(side: DumpTable, other: DumpTable) -> Bools:
@@ -124,18 +124,18 @@ def say_contradictions(target: DumpTable, golden: DumpTable, rows: Sequence[tupl
     same = [(i, j) for i, j in rows if target.md5[i] and target.md5[i] == golden.md5[j] and _one_kind(target, golden, i, j)]
     if not same:
         return False
-    left, right = np.array(same, np.int64).T
-    a, b = target.stats[left], golden.stats[right]
+    target_rows, golden_rows = np.array(same, np.int64).T
+    target_stats, golden_stats = target.stats[target_rows], golden.stats[golden_rows]
     with np.errstate(invalid="ignore"):
-        size = np.nan_to_num(np.fmax(np.abs(a), np.abs(b)), nan=0.0, posinf=0.0)
+        size = np.nan_to_num(np.fmax(np.abs(target_stats), np.abs(golden_stats)), nan=0.0, posinf=0.0)
         size[:, :3] = size[:, :3].max(1, keepdims=True)
-        slack = _SLACK + 4 * np.array([roundoff.eps(target.dtype[i]) for i in left.tolist()])
-        apart = np.abs(a - b)
-        found = np.flatnonzero((np.isfinite(apart) & (apart > slack[:, None] * size)).any(1))
-    if not len(found):
+        slack = _SLACK + 4 * np.array([roundoff.eps(target.dtype[i]) for i in target_rows.tolist()])
+        apart = np.abs(target_stats - golden_stats)
+        contradicting = np.flatnonzero((np.isfinite(apart) & (apart > slack[:, None] * size)).any(1))
+    if not len(contradicting):
         return False
     template = "{0} against {1}: the statistics of {2} rows contradict their checksums, which are equal and count; the first is {3}"
-    target.add_problem(Sentence(template, target.path, golden.path, f"{len(found):,}", target.name[same[found[0]][0]]))
+    target.add_problem(Sentence(template, target.path, golden.path, f"{len(contradicting):,}", target.name[same[contradicting[0]][0]]))
     return True
 
 

@@ -40,8 +40,8 @@ def once(columns: tuple[Any, ...], make: Callable[[], T]) -> T:
     hit = known.get(key)
     if hit is None:
         hit = known[key] = (columns, make())  # the objects are kept, so that no other one gets their id
-    found: T = hit[1]
-    return found
+    result: T = hit[1]
+    return result
 
 
 def number_objects(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
@@ -56,16 +56,18 @@ def _number_by_identity(values: Sequence[Any]) -> tuple[Integers, list[Any]]:
     return np.searchsorted(keys, ids), [known[key] for key in keys.tolist()]
 
 
-def unequal(first: Sequence[Any], second: Sequence[Any], left: Integers, right: Integers) -> Bools:
-    """bool (pairs,): where ``first[left] != second[right]``, of dtypes or shapes."""
-    return unequal_by(_key, first, second, left, right)
+def unequal(target: Sequence[Any], golden: Sequence[Any], target_rows: Integers, golden_rows: Integers) -> Bools:
+    """bool (pairs,): where ``target[target_rows] != golden[golden_rows]``, of dtypes or shapes."""
+    return unequal_by(_key, target, golden, target_rows, golden_rows)
 
 
-def unequal_by(key: Callable[[Any], Hashable], first: Sequence[Any], second: Sequence[Any], left: Integers, right: Integers) -> Bools:
+def unequal_by(
+    key: Callable[[Any], Hashable], target: Sequence[Any], golden: Sequence[Any], target_rows: Integers, golden_rows: Integers
+) -> Bools:
     """The same, of what `key` makes of them."""
     known: dict[Hashable, int] = {}
     sides = []
-    for values, rows in ((first, left), (second, right)):
+    for values, rows in ((target, target_rows), (golden, golden_rows)):
         numbers, objects = number_objects(values)
         words = np.array([known.setdefault(key(item), len(known)) for item in objects] or [0], np.int64)
         sides.append(words[numbers[rows]])
@@ -80,11 +82,11 @@ def of_each(values: Sequence[Any], function: Any, dtype: Any = np.float64) -> np
 
 def mask(rows: Iterable[int], n: int) -> Bools:
     """bool (n,): True at `rows`."""
-    found = np.zeros(n, bool)
+    marked = np.zeros(n, bool)
     chosen = list(rows)
     if chosen:
-        found[chosen] = True
-    return found
+        marked[chosen] = True
+    return marked
 
 
 def columns(pairs: Sequence[tuple[int, int]] | Integers) -> tuple[Integers, Integers]:
@@ -117,19 +119,19 @@ def pair_rows(target: DumpTable, golden: DumpTable, ops: Integers) -> tuple[Inte
         int64 rows of the target and of the golden side; int64 (m + 1,), where each pair of records begins among them; bool (m,), the
         pairs of records whose places are others: they have no rows here.
     """
-    begin, other = firsts(target)[ops[:, 0]], firsts(golden)[ops[:, 1]]
-    counts = firsts(target)[ops[:, 0] + 1] - begin
-    apart = counts != firsts(golden)[ops[:, 1] + 1] - other
+    target_begin, golden_begin = firsts(target)[ops[:, 0]], firsts(golden)[ops[:, 1]]
+    counts = firsts(target)[ops[:, 0] + 1] - target_begin
+    apart = counts != firsts(golden)[ops[:, 1] + 1] - golden_begin
     counts = np.where(apart, 0, counts)
-    left, right = spread(begin, counts), spread(other, counts)
-    places, other_places = once((target.name, golden.name), lambda: _places_of_both(target, golden))
-    differ = places[left] != other_places[right]
+    target_rows, golden_rows = spread(target_begin, counts), spread(golden_begin, counts)
+    target_places, golden_places = once((target.name, golden.name), lambda: _places_of_both(target, golden))
+    differ = target_places[target_rows] != golden_places[golden_rows]
     if differ.any():
         of_pair = np.repeat(np.arange(len(ops)), counts)
         apart[of_pair[differ]] = True
         kept = ~apart[of_pair]
-        left, right, counts = left[kept], right[kept], np.where(apart, 0, counts)
-    return left, right, np.concatenate(([0], np.cumsum(counts))), apart
+        target_rows, golden_rows, counts = target_rows[kept], golden_rows[kept], np.where(apart, 0, counts)
+    return target_rows, golden_rows, np.concatenate(([0], np.cumsum(counts))), apart
 
 
 def _places_of_both(target: DumpTable, golden: DumpTable) -> tuple[Integers, Integers]:
@@ -141,10 +143,10 @@ def _places(side: DumpTable, known: dict[str, int]) -> Integers:
     """int64 (rows,): a number per text behind the record's name; `known` is shared by the sides."""
     cuts = np.array(list(map(len, side.ops)) or [0], np.int64)[np.array(side.op, np.int64)].tolist() if len(side) else []
     number = known.setdefault
-    found = np.fromiter([number(name[cut:], len(known)) for name, cut in zip(side.name, cuts)], np.int64, len(side))
+    numbers = np.fromiter([number(name[cut:], len(known)) for name, cut in zip(side.name, cuts)], np.int64, len(side))
     for row, place in side.positions.items():
-        found[row] = number(place, len(known))
-    return found
+        numbers[row] = number(place, len(known))
+    return numbers
 
 
 def _key(value: Any) -> Hashable:

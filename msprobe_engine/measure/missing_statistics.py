@@ -47,63 +47,73 @@ UNSEARCHED = "{0}: {1} records have a tensor without numbers, which was not sear
 
 
 def on_one_side(
-    target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers, elements: factorize.Integers
+    target: DumpTable, golden: DumpTable, target_rows: factorize.Integers, golden_rows: factorize.Integers, elements: factorize.Integers
 ) -> Bools:
     """Which of `WHAT` only one side has.
 
     Args:
-        left, right: int64 (n,), rows of both sides.
+        target_rows, golden_rows: int64 (n,), rows of both sides.
         elements: int64 (n,), of the tensors.
 
     Returns:
         bool (n, 12).
     """
-    found = np.zeros((len(left), len(WHAT)), bool)
+    one_sided = np.zeros((len(target_rows), len(WHAT)), bool)
     if target.nonfloat_stats or golden.nonfloat_stats:
-        found[:, _STATISTICS] = _find_missing_statistics(target)[left] ^ _find_missing_statistics(golden)[right]
+        one_sided[:, _STATISTICS] = _find_missing_statistics(target)[target_rows] ^ _find_missing_statistics(golden)[golden_rows]
         if dump_dialects.differ(target, golden) or target.framework != golden.framework:
-            known = factorize.of_each(golden.dtype, dump_dialects.has_all_statistics, bool)[right]
-            found[~known, _NOT_BY_ALL] = False
-        bools = [factorize.of_each(side.dtype, is_bool, bool)[rows] for side, rows in ((target, left), (golden, right))]
-        found[bools[0] != bools[1], _STATISTICS] = False  # two forms of a mask
-    plain_a, plain_b = factorize.mask(target.values, len(target))[left], factorize.mask(golden.values, len(golden))[right]
-    found[plain_a | plain_b] = False
-    for at in np.flatnonzero(plain_a ^ plain_b).tolist():
-        side, row = (target, int(left[at])) if plain_a[at] else (golden, int(right[at]))
-        found[at, _DTYPE] = side.values[row] is None and side.dtype[row] == _NO_TYPE
+            known = factorize.of_each(golden.dtype, dump_dialects.has_all_statistics, bool)[golden_rows]
+            one_sided[~known, _NOT_BY_ALL] = False
+        bools = [factorize.of_each(side.dtype, is_bool, bool)[rows] for side, rows in ((target, target_rows), (golden, golden_rows))]
+        one_sided[bools[0] != bools[1], _STATISTICS] = False  # two forms of a mask
+    plain_target, plain_golden = (
+        factorize.mask(target.values, len(target))[target_rows],
+        factorize.mask(golden.values, len(golden))[golden_rows],
+    )
+    one_sided[plain_target | plain_golden] = False
+    for position in np.flatnonzero(plain_target ^ plain_golden).tolist():
+        side, row = (target, int(target_rows[position])) if plain_target[position] else (golden, int(golden_rows[position]))
+        one_sided[position, _DTYPE] = side.values[row] is None and side.dtype[row] == _NO_TYPE
     if any(target.md5) and any(golden.md5):
         without = [np.fromiter((md5 is None for md5 in side.md5), bool, len(side)) for side in (target, golden)]
-        found[:, _CHECKSUM] = (without[0][left] ^ without[1][right]) & ~plain_a & ~plain_b
-    found[(_find_rows_without_values(target)[left] | _find_rows_without_values(golden)[right]) | (elements == 0)] = False
-    tensors = ~plain_a & ~plain_b & factorize.of_each(target.dtype, bool, bool)[left] & factorize.of_each(golden.dtype, bool, bool)[right]
-    found[:, SHAPE] = tensors & (_without(target.shape)[left] ^ _without(golden.shape)[right])
+        one_sided[:, _CHECKSUM] = (without[0][target_rows] ^ without[1][golden_rows]) & ~plain_target & ~plain_golden
+    one_sided[(_find_rows_without_values(target)[target_rows] | _find_rows_without_values(golden)[golden_rows]) | (elements == 0)] = False
+    tensors = (
+        ~plain_target
+        & ~plain_golden
+        & factorize.of_each(target.dtype, bool, bool)[target_rows]
+        & factorize.of_each(golden.dtype, bool, bool)[golden_rows]
+    )
+    one_sided[:, SHAPE] = tensors & (_without(target.shape)[target_rows] ^ _without(golden.shape)[golden_rows])
     if target.mode == golden.mode == TENSOR:
-        found[:, _FILE] = tensors & (_without(target.data_name)[left] ^ _without(golden.data_name)[right])
+        one_sided[:, _FILE] = tensors & (_without(target.data_name)[target_rows] ^ _without(golden.data_name)[golden_rows])
     if not dump_dialects.differ(target, golden):
-        bools = factorize.of_each(target.dtype, is_bool, bool)[left] & factorize.of_each(golden.dtype, is_bool, bool)[right]
-        found[:, _TRUES] = bools & (np.isnan(target.stats[left, 3]) ^ np.isnan(golden.stats[right, 3]))
-    found[:, _VALUE] = (_empty(target)[left] ^ _empty(golden)[right]) & ~found[:, _DTYPE]
-    return found
+        bools = factorize.of_each(target.dtype, is_bool, bool)[target_rows] & factorize.of_each(golden.dtype, is_bool, bool)[golden_rows]
+        one_sided[:, _TRUES] = bools & (np.isnan(target.stats[target_rows, 3]) ^ np.isnan(golden.stats[golden_rows, 3]))
+    one_sided[:, _VALUE] = (_empty(target)[target_rows] ^ _empty(golden)[golden_rows]) & ~one_sided[:, _DTYPE]
+    return one_sided
 
 
 def half_finite(
     target: DumpTable,
     golden: DumpTable,
-    left: factorize.Integers,
-    right: factorize.Integers,
-    a: npt.NDArray[np.float64],
-    b: npt.NDArray[np.float64],
+    target_rows: factorize.Integers,
+    golden_rows: factorize.Integers,
+    target_stats: npt.NDArray[np.float64],
+    golden_stats: npt.NDArray[np.float64],
 ) -> Bools:
     """Which pairs of rows have a mean or a norm that is NaN or Inf on one side and a finite number on the other. Two recorders or
     frameworks do not sum alike.
 
     Args:
-        a, b: float64 (n, 4), the statistics of the rows.
+        target_stats, golden_stats: float64 (n, 4), the statistics of the rows.
     """
-    unlike = np.isfinite(a[:, 2:]) != np.isfinite(b[:, 2:])
+    unlike = np.isfinite(target_stats[:, 2:]) != np.isfinite(golden_stats[:, 2:])
     if not unlike.any() or dump_dialects.differ(target, golden) or target.framework != golden.framework:
-        return np.zeros(len(left), bool)
-    return np.asarray((unlike & ~_find_missing_statistics(target)[left, 2:] & ~_find_missing_statistics(golden)[right, 2:]).any(1))
+        return np.zeros(len(target_rows), bool)
+    return np.asarray(
+        (unlike & ~_find_missing_statistics(target)[target_rows, 2:] & ~_find_missing_statistics(golden)[golden_rows, 2:]).any(1)
+    )
 
 
 def alone(
@@ -115,13 +125,13 @@ def alone(
         pairs: matched records.
         rows: rows that belong together.
     """
-    found = []
+    alone_by_side = []
     for k, side in enumerate((target, golden)):
         first, ops = factorize.firsts(side), np.array([pair[k] for pair in pairs], np.int64)
-        mine = factorize.mask(factorize.spread(first[ops], first[ops + 1] - first[ops]), len(side))
-        mine[[row[k] for row in rows]] = False
-        found.append(np.flatnonzero(mine).tolist())
-    return with_content(target, golden, found[0], found[1])
+        has_no_partner = factorize.mask(factorize.spread(first[ops], first[ops + 1] - first[ops]), len(side))
+        has_no_partner[[row[k] for row in rows]] = False
+        alone_by_side.append(np.flatnonzero(has_no_partner).tolist())
+    return with_content(target, golden, alone_by_side[0], alone_by_side[1])
 
 
 def with_content(
@@ -131,18 +141,20 @@ def with_content(
     what they write."""
     if dump_dialects.differ(target, golden) or target.framework != golden.framework:
         return [], []
-    left, right = _empty(target), _empty(golden)
-    return [row for row in only_target if not left[row]], [row for row in only_golden if not right[row]]
+    target_empty, golden_empty = _empty(target), _empty(golden)
+    return [row for row in only_target if not target_empty[row]], [row for row in only_golden if not golden_empty[row]]
 
 
 def expects_numbers(
-    target: DumpTable, golden: DumpTable, left: factorize.Integers, right: factorize.Integers, elements: factorize.Integers
+    target: DumpTable, golden: DumpTable, target_rows: factorize.Integers, golden_rows: factorize.Integers, elements: factorize.Integers
 ) -> Bools:
     """Which pairs of rows are tensors with elements that somebody has written, in dumps that have numbers."""
     if STRUCTURE in (target.mode, golden.mode) or dump_dialects.differ(target, golden) or target.framework != golden.framework:
-        return np.zeros(len(left), bool)
-    tensors = factorize.of_each(target.dtype, bool, bool)[left] & factorize.of_each(golden.dtype, bool, bool)[right]
-    return np.asarray(tensors & (elements > 0) & ~_find_rows_without_values(target)[left] & ~_find_rows_without_values(golden)[right])
+        return np.zeros(len(target_rows), bool)
+    tensors = factorize.of_each(target.dtype, bool, bool)[target_rows] & factorize.of_each(golden.dtype, bool, bool)[golden_rows]
+    return np.asarray(
+        tensors & (elements > 0) & ~_find_rows_without_values(target)[target_rows] & ~_find_rows_without_values(golden)[golden_rows]
+    )
 
 
 def say_unsearched(side: DumpTable) -> None:
@@ -161,9 +173,9 @@ def say_unsearched(side: DumpTable) -> None:
 
 def _empty(side: DumpTable) -> Bools:
     """bool (rows,): nulls."""
-    found = np.fromiter((dtype is None for dtype in side.dtype), bool, len(side))
-    found[[row for row, value in side.values.items() if value is None]] = True
-    return found
+    empty = np.fromiter((dtype is None for dtype in side.dtype), bool, len(side))
+    empty[[row for row, value in side.values.items() if value is None]] = True
+    return empty
 
 
 def words(row: Bools) -> str:
@@ -172,16 +184,16 @@ def words(row: Bools) -> str:
         return "values are redacted, and there are no digests of one key"
     if row[NOWHERE]:
         return "neither side has a number"
-    return f"only one side has {' and '.join(what for what, missing in zip(WHAT, row.tolist()) if missing)}"
+    return f"only one side has {' and '.join(name for name, missing in zip(WHAT, row.tolist()) if missing)}"
 
 
 def sentences(
-    target: DumpTable, golden: DumpTable, found: Bools, only_target: Sequence[int] = (), only_golden: Sequence[int] = ()
+    target: DumpTable, golden: DumpTable, one_sided: Bools, only_target: Sequence[int] = (), only_golden: Sequence[int] = ()
 ) -> Iterator[Sentence]:
     """How many rows lack what, and what the dumps hold where that is not the same; nothing where all is on both sides.
 
     Args:
-        found: as `on_one_side` has it.
+        one_sided: as `on_one_side` has it.
         only_target, only_golden: rows without a partner.
     """
     if target.mode != golden.mode and not dump_dialects.differ(target, golden):
@@ -195,7 +207,7 @@ def sentences(
             yield Sentence(template, side.path, f"{len(rows):,}", other.path, side.name[rows[0]])
     template = "{0} against {1}: {2} rows have {3} on one side only; of them only the rest was compared"
     single = "{0} against {1}: 1 row has {2} on one side only; of it only the rest was compared"
-    hidden = int(found[:, REDACTED].sum())
+    hidden = int(one_sided[:, REDACTED].sum())
     if hidden:
         yield Sentence(
             "{0} against {1}: {2} rows hold redacted values without digests of one key on both sides; they cannot be compared",
@@ -203,19 +215,19 @@ def sentences(
             golden.path,
             f"{hidden:,}",
         )
-    nowhere = int(found[:, NOWHERE].sum())
+    nowhere = int(one_sided[:, NOWHERE].sum())
     if nowhere == 1:
         yield Sentence("{0} against {1}: 1 row has no number on either side; it cannot be compared", target.path, golden.path)
     elif nowhere:
         many = "{0} against {1}: {2} rows have no number on either side; they cannot be compared"
         yield Sentence(many, target.path, golden.path, f"{nowhere:,}")
-    for at, (what, count) in enumerate(zip(WHAT, found.sum(0).tolist())):
-        if at in (REDACTED, NOWHERE):
+    for column, (name, count) in enumerate(zip(WHAT, one_sided.sum(0).tolist())):
+        if column in (REDACTED, NOWHERE):
             continue
         if count == 1:
-            yield Sentence(single, target.path, golden.path, what)
+            yield Sentence(single, target.path, golden.path, name)
         elif count:
-            yield Sentence(template, target.path, golden.path, f"{count:,}", what)
+            yield Sentence(template, target.path, golden.path, f"{count:,}", name)
 
 
 def _is_empty(shape: Any) -> bool:
@@ -224,10 +236,10 @@ def _is_empty(shape: Any) -> bool:
 
 def _find_missing_statistics(side: DumpTable) -> Bools:
     """bool (rows, 4): no number, not even NaN."""
-    found = np.zeros((len(side), 4), bool)
+    missing = np.zeros((len(side), 4), bool)
     for row, four in side.nonfloat_stats.items():
-        found[row] = [not is_number(value) for value in four]
-    return found
+        missing[row] = [not is_number(value) for value in four]
+    return missing
 
 
 def _without(column: Sequence[Any]) -> Bools:

@@ -19,13 +19,19 @@ Floats = npt.NDArray[np.float64]
 
 
 def compare_rows(
-    target: DumpTable, golden: DumpTable, left: Integers, right: Integers, a: Floats, b: Floats, floating: Bools
+    target: DumpTable,
+    golden: DumpTable,
+    target_rows: Integers,
+    golden_rows: Integers,
+    target_stats: Floats,
+    golden_stats: Floats,
+    floating: Bools,
 ) -> tuple[Floats, Bools, Bools]:
     """Compare rows that hold NaN or Inf on both sides.
 
     Args:
-        left, right: int64 (n,), rows of both sides.
-        a, b: float64 (n, 4), their Max, Min, Mean and Norm.
+        target_rows, golden_rows: int64 (n,), rows of both sides.
+        target_stats, golden_stats: float64 (n, 4), their Max, Min, Mean and Norm.
         floating: bool (rows of the golden side,), tensors of floating point.
 
     Returns:
@@ -34,21 +40,31 @@ def compare_rows(
         bool (n,), where something could be compared.
         bool (n,), where the target has an infinity in place of a number.
     """
-    x, y = a[:, :2], b[:, :2]
+    target_extremes, golden_extremes = target_stats[:, :2], golden_stats[:, :2]
     with np.errstate(all="ignore"):
-        finite = np.isfinite(x) & np.isfinite(y)
-        top = np.maximum(np.where(finite, np.maximum(np.abs(x), np.abs(y)), 0.0).max(1), _largest(golden, floating)[right])
-        apart = np.where(finite, np.abs(x - y), 0.0).max(1)
+        finite = np.isfinite(target_extremes) & np.isfinite(golden_extremes)
+        top = np.maximum(
+            np.where(finite, np.maximum(np.abs(target_extremes), np.abs(golden_extremes)), 0.0).max(1),
+            _largest(golden, floating)[golden_rows],
+        )
+        apart = np.where(finite, np.abs(target_extremes - golden_extremes), 0.0).max(1)
         distance = np.where(apart == 0, 0.0, apart / top)
-        unlike = (np.isinf(x) | np.isinf(y)) & (x != y) & ~np.isnan(x) & ~np.isnan(y)
-        whole = (x == y).all(1) & (x[:, 0] == x[:, 1])  # all elements are one infinity
+        unlike = (
+            (np.isinf(target_extremes) | np.isinf(golden_extremes))
+            & (target_extremes != golden_extremes)
+            & ~np.isnan(target_extremes)
+            & ~np.isnan(golden_extremes)
+        )
+        whole = (target_extremes == golden_extremes).all(1) & (
+            target_extremes[:, 0] == target_extremes[:, 1]
+        )  # all elements are one infinity
     known = finite.any(1) | unlike.any(1) | whole
     distance[unlike.any(1)] = np.inf
-    for mine, theirs in ((target.nans, golden.nans), (target.infs, golden.infs)):
-        shares = _shares(mine, theirs, left, right)
+    for target_counts, golden_counts in ((target.nans, golden.nans), (target.infs, golden.infs)):
+        shares = _shares(target_counts, golden_counts, target_rows, golden_rows)
         distance = np.maximum(distance, shares)
         known |= shares > 0
-    return distance, known, np.asarray((unlike & np.isinf(x) & np.isfinite(y)).any(1))
+    return distance, known, np.asarray((unlike & np.isinf(target_extremes) & np.isfinite(golden_extremes)).any(1))
 
 
 def _largest(side: DumpTable, floating: Bools) -> Floats:
@@ -57,16 +73,16 @@ def _largest(side: DumpTable, floating: Bools) -> Floats:
         extremes = np.abs(side.stats[:, :2])
     sizes = np.where(floating[:, None] & np.isfinite(extremes), extremes, 0.0).max(1)
     record = np.asarray(side.op, np.int64)
-    found = np.zeros(len(side.ops))
-    np.maximum.at(found, record, sizes)
-    return np.asarray(found[record])
+    largest = np.zeros(len(side.ops))
+    np.maximum.at(largest, record, sizes)
+    return np.asarray(largest[record])
 
 
-def _shares(mine: Mapping[int, int], theirs: Mapping[int, int], left: Integers, right: Integers) -> Floats:
+def _shares(target_counts: Mapping[int, int], golden_counts: Mapping[int, int], target_rows: Integers, golden_rows: Integers) -> Floats:
     """float64 (n,): by how much two counts differ, relative to the larger one; 0 where only one side has a count."""
-    found = np.zeros(len(left))
-    for at, (i, j) in enumerate(zip(left.tolist(), right.tolist()) if mine and theirs else ()):
-        one, two = mine.get(i, 0), theirs.get(j, 0)
-        if one and two:
-            found[at] = abs(one - two) / max(one, two)
-    return found
+    shares = np.zeros(len(target_rows))
+    for position, (i, j) in enumerate(zip(target_rows.tolist(), golden_rows.tolist()) if target_counts and golden_counts else ()):
+        target_count, golden_count = target_counts.get(i, 0), golden_counts.get(j, 0)
+        if target_count and golden_count:
+            shares[position] = abs(target_count - golden_count) / max(target_count, golden_count)
+    return shares

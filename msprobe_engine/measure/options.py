@@ -73,8 +73,8 @@ class CompareOptions:
         _among("columns", self.columns, GENERATIONS)
         _among("match", self.match, MATCHES)
         _among("scheduler", self.scheduler, SCHEDULERS)
-        for one in self.formats:
-            _among("formats", one, FORMATS)
+        for form in self.formats:
+            _among("formats", form, FORMATS)
         if self.backend is not None:
             _among("backend", self.backend, BACKENDS)
         if self.calibration and self.compat:

@@ -108,29 +108,31 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
     """
     element, whole = _worst(operands)
     if api in traits.ADDITIONS:
-        combined = [math.hypot(*(one.noise[k] * one.rms for one in operands)) / result.rms for k in (0, 1)]
-        hidden = max((one.noise.absolute for one in operands), default=0.0) if combined[0] < result.unit else 0.0
+        combined = [math.hypot(*(operand.noise[k] * operand.rms for operand in operands)) / result.rms for k in (0, 1)]
+        hidden = max((operand.noise.absolute for operand in operands), default=0.0) if combined[0] < result.unit else 0.0
         return Carried(combined[0], combined[1], absolute=hidden or None)  # a mask that is added leaves it to what it does not cover
     if api in traits.MASKINGS:
-        absolute = max(one.noise.absolute for one in operands)
+        absolute = max(operand.noise.absolute for operand in operands)
         return Carried(absolute / result.rms, whole, False, absolute)
     if traits.is_softmax(api):
-        return Carried(_SOFTMAX_GAIN * max(one.noise.absolute for one in operands), 0.0)
+        return Carried(_SOFTMAX_GAIN * max(operand.noise.absolute for operand in operands), 0.0)
     if api in traits.LOSSES:
         if result.size > 1:
-            return Carried(_SOFTMAX_GAIN * max(one.noise.absolute for one in operands) / result.rms, whole)
+            return Carried(_SOFTMAX_GAIN * max(operand.noise.absolute for operand in operands) / result.rms, whole)
         # of the classes of a token the loss takes one: noise averages out over tokens only
-        loss = max(one.rms * math.hypot(one.noise.whole, one.noise.element * _over_tokens(api, one)) for one in operands)
+        loss = max(
+            operand.rms * math.hypot(operand.noise.whole, operand.noise.element * _over_tokens(api, operand)) for operand in operands
+        )
         return Carried(_LOSS_GAIN * loss / result.rms, _LOSS_GAIN * loss / result.rms)
     if traits.is_product(api) and len(operands) > 1:
         first = 1 if api in traits.PRODUCTS_WITH_ADDEND and len(operands) > 2 else 0
         factors, added = operands[first : first + 2], [*operands[:first], *operands[first + 2 :]]
         product = _product(factors, result, moved_weights)
-        element = math.hypot(product.element, *(one.noise.element * one.rms / result.rms for one in added))
-        return Carried(element, math.hypot(product.whole, *(one.noise.whole * one.rms / result.rms for one in added)))
-    largest = max(operands, key=lambda one: one.size)
+        element = math.hypot(product.element, *(operand.noise.element * operand.rms / result.rms for operand in added))
+        return Carried(element, math.hypot(product.whole, *(operand.noise.whole * operand.rms / result.rms for operand in added)))
+    largest = max(operands, key=lambda operand: operand.size)
     if result.size == 1 < largest.size:
-        known = max(max(one.noise.whole, one.noise.element * one.share) for one in operands)
+        known = max(max(operand.noise.whole, operand.noise.element * operand.share) for operand in operands)
         known = max(known, _of_sum(api, largest, result))
         return Carried(known, known)
     if api in traits.SUMS and largest.size > result.size:
@@ -143,12 +145,12 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
         gathered = math.sqrt(max(1.0, largest.size / result.size))
         return Carried(gathered * element, gathered * whole, False)
     if api in traits.MOVES or api in traits.HANDS_ON:
-        coarser = result.unit > min(one.unit for one in operands)
-        return Carried(element, whole, coarser, max(one.noise.absolute for one in operands))
+        coarser = result.unit > min(operand.unit for operand in operands)
+        return Carried(element, whole, coarser, max(operand.noise.absolute for operand in operands))
     if api in traits.OPTIMIZER_UPDATES:
         return _carry_through_update(operands, result, whole)
     gain = ELEMENTWISE_GAIN if api in traits.ELEMENTWISE else MODULE_GAIN
-    if api in traits.SCALINGS and (len(operands) == 1 or min(one.size for one in operands) == 1):
+    if api in traits.SCALINGS and (len(operands) == 1 or min(operand.size for operand in operands) == 1):
         gain = 1.0
     return Carried(gain * element, gain * whole)
 
@@ -164,7 +166,7 @@ def backward(api: str | None, gradients: Sequence[Operand], kept: Sequence[Opera
         sums: the result is that of a parameter, or of a module: a sum over all that comes in.
     """
     element, whole = _worst([*gradients, *kept])
-    incoming = max(gradients, key=lambda one: one.size)
+    incoming = max(gradients, key=lambda operand: operand.size)
     rows = incoming.size / result.size
     if api in traits.SWITCHES:  # noise of elements near zero turns them on or off
         switched = math.sqrt(_worst(kept)[0])
@@ -173,7 +175,7 @@ def backward(api: str | None, gradients: Sequence[Operand], kept: Sequence[Opera
     if api is not None and (api in traits.MOVES or api in traits.HANDS_ON or api in traits.ADDITIONS or api in traits.MASKINGS):
         grows = max(1.0, math.sqrt(rows) * incoming.rms / result.rms) if rows > 1.5 else 1.0
         element, whole = _worst(gradients)
-        coarser = result.unit > min(one.unit for one in gradients)
+        coarser = result.unit > min(operand.unit for operand in gradients)
         return Carried(grows * element, grows * whole, rows > 1.5 or coarser or api in traits.ADDITIONS)
     terms = _terms(api, incoming, kept, result, rows, sums)
     grows = (MODULE_GAIN if api is None and not sums else BACKWARD_GAIN) * max(1.0, terms / result.rms)
@@ -186,7 +188,9 @@ def update_of_zeros(element: float) -> float:
 
 
 def _worst(operands: Sequence[Operand]) -> tuple[float, float]:
-    return max((one.noise.element for one in operands), default=0.0), max((one.noise.whole for one in operands), default=0.0)
+    return max((operand.noise.element for operand in operands), default=0.0), max(
+        (operand.noise.whole for operand in operands), default=0.0
+    )
 
 
 def _product(operands: Sequence[Operand], result: Result, moved_weights: bool) -> Carried:
@@ -224,14 +228,14 @@ def _terms(api: str | None, incoming: Operand, kept: Sequence[Operand], result: 
     """Root mean square of a gradient whose terms do not cancel; 0 where that is not known."""
     largest = 0.0
     if rows > 1.5 or sums or (api is not None and traits.is_product(api)):
-        for one in kept:
-            length = math.sqrt(incoming.size * one.size / result.size)
-            if length >= 1 and not one.size == result.size == incoming.size:
-                largest = max(largest, math.sqrt(length) * incoming.rms * one.rms)
+        for operand in kept:
+            length = math.sqrt(incoming.size * operand.size / result.size)
+            if length >= 1 and not operand.size == result.size == incoming.size:
+                largest = max(largest, math.sqrt(length) * incoming.rms * operand.rms)
         if rows > 1.5 and result.size <= 1 << 14:
             largest = max(largest, math.sqrt(rows) * incoming.rms)
     elif api is not None and traits.is_softmax(api):
-        largest = incoming.rms * max((one.rms for one in kept if one.size == result.size), default=0.0)
+        largest = incoming.rms * max((operand.rms for operand in kept if operand.size == result.size), default=0.0)
     elif api == "scaled_dot_product_attention":
-        largest = incoming.rms * math.prod(one.rms for one in kept[:3])
+        largest = incoming.rms * math.prod(operand.rms for operand in kept[:3])
     return largest

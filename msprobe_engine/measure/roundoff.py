@@ -88,8 +88,8 @@ def share(count: Floats, norm: Floats, top: Floats, spread: Floats, unit: Floats
             `fresh`.
     """
     few = np.nan_to_num(0.5 * top / norm, nan=1.0, posinf=1.0)
-    found = np.minimum(1.0, np.maximum(count**-0.5, few))
-    return np.where(np.nan_to_num(spread) < _FEW_VALUES * unit * top, 1.0, found)
+    part = np.minimum(1.0, np.maximum(count**-0.5, few))
+    return np.where(np.nan_to_num(spread) < _FEW_VALUES * unit * top, 1.0, part)
 
 
 MOST_TIMES = 1e9

@@ -27,7 +27,7 @@ _SLACK = 1e-3
 
 
 def refine(
-    found: Distances,
+    differences: Distances,
     target: DumpTable,
     golden: DumpTable,
     rows: Sequence[tuple[int, int]],
@@ -39,7 +39,7 @@ def refine(
     how many.
 
     Args:
-        found: as `distances.distances` made it of `rows`; changed.
+        differences: as `distances.distances` made it of `rows`; changed.
         measured: pair of rows -> what was measured of its tensors; None: they are read here.
 
     Returns:
@@ -47,30 +47,30 @@ def refine(
     """
     if target.mode != TENSOR or golden.mode != TENSOR:
         return 0
-    facts = found.shape | found.argument
+    facts = differences.shape | differences.argument
     whole = [target.shape[i] is not None and golden.shape[j] is not None for i, j in rows]  # else parts of something
-    at = [k for k, (i, j) in enumerate(rows) if whole[k] and target.data_name[i] and golden.data_name[j] and not facts[k]]
-    done = unread = 0
-    first = ""
+    to_read = [k for k, (i, j) in enumerate(rows) if whole[k] and target.data_name[i] and golden.data_name[j] and not facts[k]]
+    measured_pairs = unread = 0
+    first_problem = ""
     contradicting: list[int] = []
     with ThreadPoolExecutor(usable_cores()) as pool:
-        for part in _batches(at):
+        for part in _batches(to_read):
             read = pool.map(lambda k: _figures(target, golden, *rows[k]), part)
             for k, figures in zip(part, read if measured is None else [measured.get(rows[k]) for k in part]):
                 if isinstance(figures, str):
-                    unread, first = unread + 1, first or figures
+                    unread, first_problem = unread + 1, first_problem or figures
                 if figures is None or isinstance(figures, str):
                     continue
-                done += 1
-                if not figures.bad_left and not figures.bad_right and _contradict(figures, target, golden, *rows[k]):
+                measured_pairs += 1
+                if not figures.bad_target and not figures.bad_golden and _contradict(figures, target, golden, *rows[k]):
                     contradicting.append(k)
                 # NaN on both sides are no difference to a walk, which asks where they come from; what is left of the tensor is
-                distance = replace(figures, apart=0).distance if figures.bad_left and figures.bad_right else figures.distance
-                if figures.bad_left and figures.bad_right and _nan_on_one_side(target, golden, *rows[k]):
+                distance = replace(figures, apart=0).distance if figures.bad_target and figures.bad_golden else figures.distance
+                if figures.bad_target and figures.bad_golden and _nan_on_one_side(target, golden, *rows[k]):
                     continue  # and Inf on the other, which `distances.distances` has told
-                found.distance[k] = distance
-                found.bad_target[k], found.bad_golden[k] = bool(figures.bad_left), bool(figures.bad_right)
-                found.known[k] = found.elements[k] = True
+                differences.distance[k] = distance
+                differences.bad_target[k], differences.bad_golden[k] = bool(figures.bad_target), bool(figures.bad_golden)
+                differences.known[k] = differences.elements[k] = True
     if contradicting:
         name = target.name[rows[contradicting[0]][0]]
         template = "{0} against {1}: the statistics of {2} rows contradict the saved tensors, which count; the first is {3}"
@@ -78,10 +78,12 @@ def refine(
     if unread:
         target.add_problem(
             Sentence(
-                "{0} pairs of saved tensors could not be read and are measured by their statistics, the first is {1}", f"{unread:,}", first
+                "{0} pairs of saved tensors could not be read and are measured by their statistics, the first is {1}",
+                f"{unread:,}",
+                first_problem,
             )
         )
-    return done
+    return measured_pairs
 
 
 def _contradict(figures: Figures, target: DumpTable, golden: DumpTable, i: int, j: int) -> bool:
@@ -89,36 +91,41 @@ def _contradict(figures: Figures, target: DumpTable, golden: DumpTable, i: int, 
     and means are no further apart than the elements are."""
     if target.dtype[i] != golden.dtype[j] or not str(target.dtype[i]).rpartition(".")[2].startswith(("float", "bfloat")):
         return False
-    mine, theirs = target.stats[i], golden.stats[j]
+    target_stats, golden_stats = target.stats[i], golden.stats[j]
     slack = _SLACK + 4 * roundoff.eps(target.dtype[i])
-    for said, squares in ((mine[3], figures.left), (theirs[3], figures.right)):
+    for said, squares in ((target_stats[3], figures.target_squares), (golden_stats[3], figures.golden_squares)):
         norm = math.sqrt(squares)
         if math.isfinite(said) and abs(said - norm) > slack * max(norm, said):
             return True
-    apart = np.abs(mine[:3] - theirs[:3])
-    size = max((abs(x) for x in (*mine[:3], *theirs[:3]) if math.isfinite(x)), default=0.0)
+    apart = np.abs(target_stats[:3] - golden_stats[:3])
+    size = max((abs(value) for value in (*target_stats[:3], *golden_stats[:3]) if math.isfinite(value)), default=0.0)
     return bool((apart[np.isfinite(apart)] > figures.worst + slack * size).any())
 
 
 def _nan_on_one_side(target: DumpTable, golden: DumpTable, i: int, j: int) -> bool:
     """Of two rows that hold NaN or Inf."""
-    one, two = (distances.nans(side, np.array([row]), side.stats[[row]]) for side, row in ((target, i), (golden, j)))
-    return bool(one[0] != two[0]) and all(bool(distances.nonfinite(side, [row])[0]) for side, row in ((target, i), (golden, j)))
+    target_nan, golden_nan = (distances.nans(side, np.array([row]), side.stats[[row]]) for side, row in ((target, i), (golden, j)))
+    return bool(target_nan[0] != golden_nan[0]) and all(
+        bool(distances.nonfinite(side, [row])[0]) for side, row in ((target, i), (golden, j))
+    )
 
 
-def _batches(at: Sequence[int]) -> Iterator[Sequence[int]]:
-    for start in range(0, len(at), _BATCH):
-        yield at[start : start + _BATCH]
+def _batches(positions: Sequence[int]) -> Iterator[Sequence[int]]:
+    for start in range(0, len(positions), _BATCH):
+        yield positions[start : start + _BATCH]
 
 
 def _figures(target: DumpTable, golden: DumpTable, i: int, j: int) -> Figures | str | None:
     """None: shapes that do not fit; a text: why a file could not be read."""
     try:
-        with open_elements(target.files, target.data_name[i]) as x, open_elements(golden.files, golden.data_name[j]) as y:
-            check_dumped(x, target.data_name[i], target.shape[i], target.dtype[i])
-            check_dumped(y, golden.data_name[j], golden.shape[j], golden.dtype[j])
-            if x.shape != y.shape:
+        with (
+            open_elements(target.files, target.data_name[i]) as target_tensor,
+            open_elements(golden.files, golden.data_name[j]) as golden_tensor,
+        ):
+            check_dumped(target_tensor, target.data_name[i], target.shape[i], target.dtype[i])
+            check_dumped(golden_tensor, golden.data_name[j], golden.shape[j], golden.dtype[j])
+            if target_tensor.shape != golden_tensor.shape:
                 return None
-            return TensorDiff(x, y, None).run()
+            return TensorDiff(target_tensor, golden_tensor, None).run()
     except (DumpFormatError, UsageError) as error:
         return f"{target.name[i]}: {error}"

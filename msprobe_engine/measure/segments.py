@@ -54,10 +54,10 @@ class SegmentReduce:
 
     def largest(self, values: Floats) -> Floats:
         """The largest value, at least 0."""
-        found = np.zeros(len(self._counts))
+        maxima = np.zeros(len(self._counts))
         if len(self._starts):
-            found[self._some] = np.maximum(np.fmax.reduceat(values, self._starts), 0.0)
-        return found
+            maxima[self._some] = np.maximum(np.fmax.reduceat(values, self._starts), 0.0)
+        return maxima
 
     def place_of(self, largest: Floats, values: Floats) -> Integers:
         """Where the first of the largest values is, of those above 0."""
@@ -65,10 +65,10 @@ class SegmentReduce:
 
     def first(self, where: Bools) -> Integers:
         """Position of the first True, -1 without one."""
-        found = np.full(len(self._counts), -1)
-        at = np.flatnonzero(where)[::-1]
-        found[np.repeat(np.arange(len(found)), self._counts)[at]] = at  # the last one written is the first one
-        return found
+        positions = np.full(len(self._counts), -1)
+        where_true = np.flatnonzero(where)[::-1]
+        positions[np.repeat(np.arange(len(positions)), self._counts)[where_true]] = where_true  # the last one written is the first one
+        return positions
 
     def any(self, where: Bools) -> Bools:
         """At least one True."""

@@ -49,10 +49,10 @@ class Shown:
     @property
     def bad(self) -> Bools:
         """Max or Min is NaN or infinite; a text that says so counts."""
-        found: Bools = np.asarray((~np.isfinite(self.numbers[:, :2])).any(1) & self.plain)
-        for at in np.flatnonzero(~self.plain):
-            found[at] = _not_finite(self.cells[0][at]) or _not_finite(self.cells[1][at])
-        return found
+        bad: Bools = np.asarray((~np.isfinite(self.numbers[:, :2])).any(1) & self.plain)
+        for position in np.flatnonzero(~self.plain):
+            bad[position] = _not_finite(self.cells[0][position]) or _not_finite(self.cells[1][position])
+        return bad
 
 
 class Statistics:
@@ -78,25 +78,25 @@ class Statistics:
         nan = np.isnan(self._stats[rows]) & ~self._odd[rows][:, None]
         fours = [self._side.nonfloat_stats[row] for row in rows[self._odd[rows]].tolist()]
         some = not self._odd[rows].all()
-        found = []
+        are_numbers = []
         for k in range(4):
             numbers = all(type(four[k]) in (int, float) and four[k] == four[k] for four in fours)
-            found.append(numbers and not nan[:, k].any() and (some or any(type(four[k]) is float for four in fours)))
-        return found
+            are_numbers.append(numbers and not nan[:, k].any() and (some or any(type(four[k]) is float for four in fours)))
+        return are_numbers
 
     def format_cells(self, rows: Rows) -> Shown:
         """The cells of some rows of the table."""
         stats = self._stats[rows] if len(self._stats) else np.full((len(rows), 4), np.nan)
         odd = self._odd[rows]
         cells = [stats[:, k].tolist() for k in range(4)]
-        for at, k in zip(*(part.tolist() for part in np.nonzero(np.isnan(stats)))):
-            cells[k][at] = NAN
+        for position, k in zip(*(part.tolist() for part in np.nonzero(np.isnan(stats)))):
+            cells[k][position] = NAN
         numbers = np.where(odd[:, None], np.nan, stats)
-        for at in np.flatnonzero(odd).tolist():
-            row = int(rows[at])
+        for position in np.flatnonzero(odd).tolist():
+            row = int(rows[position])
             four = self._side.nonfloat_stats[row] if row >= 0 else (UNMATCHED,) * 4
             for k in range(4):
-                cells[k][at] = self._cell(four[k], k)
+                cells[k][position] = self._cell(four[k], k)
         return Shown(cells, numbers, ~odd)
 
     def _cell(self, value: Any, k: int) -> Any:
@@ -137,21 +137,25 @@ def differences(target: Shown, golden: Shown, matched: Bools, old: bool, exact: 
     diffs, relatives = [], []
     suspect = np.zeros(len(matched), bool)
     for k in range(4):
-        a, b = target.numbers[:, k], golden.numbers[:, k]
+        target_numbers, golden_numbers = target.numbers[:, k], golden.numbers[:, k]
         with np.errstate(all="ignore"):
-            diff = a - b
-            relative = np.abs(diff / b * 100)
+            diff = target_numbers - golden_numbers
+            relative = np.abs(diff / golden_numbers * 100)
             if old:
-                suspect |= plain & (np.abs(diff) / (np.abs(np.maximum(a, b)) + _SLACK) > _SUSPECT)
-        d, r, left = _old_cells(diff, relative, a, b, plain, exact) if old else _new_cells(diff, relative, a, b, plain)
-        one = pair_old if old else pair_new
-        for at in left:
-            if not matched[at]:
-                d[at] = r[at] = UNMATCHED
+                suspect |= plain & (np.abs(diff) / (np.abs(np.maximum(target_numbers, golden_numbers)) + _SLACK) > _SUSPECT)
+        d, r, remaining = (
+            _old_cells(diff, relative, target_numbers, golden_numbers, plain, exact)
+            if old
+            else _new_cells(diff, relative, target_numbers, golden_numbers, plain)
+        )
+        compare_cells = pair_old if old else pair_new
+        for position in remaining:
+            if not matched[position]:
+                d[position] = r[position] = UNMATCHED
                 continue
-            d[at], r[at] = one(target.cells[k][at], golden.cells[k][at])
-            if old and isinstance(d[at], float):
-                suspect[at] |= _far(target.cells[k][at], golden.cells[k][at])
+            d[position], r[position] = compare_cells(target.cells[k][position], golden.cells[k][position])
+            if old and isinstance(d[position], float):
+                suspect[position] |= _far(target.cells[k][position], golden.cells[k][position])
         diffs.append(d)
         relatives.append(r)
     shares = (float(cell[:-1]) / 100 if cell.endswith("%") else np.nan for cell in relatives[3])
@@ -162,24 +166,31 @@ def differences(target: Shown, golden: Shown, matched: Bools, old: bool, exact: 
 
 
 def _old_cells(
-    diff: Floats, relative: Floats, a: Floats, b: Floats, plain: Bools, exact: bool
+    diff: Floats, relative: Floats, target_numbers: Floats, golden_numbers: Floats, plain: Bools, exact: bool
 ) -> tuple[list[Any], list[Any], Sequence[int]]:
     d: list[Any] = diff.tolist()
     r: list[Any] = texts(relative, np.ones(len(relative), bool), "%")
-    moved = np.flatnonzero(plain & np.isfinite(a) & np.isfinite(b) & (a != b) & (not exact))
-    for at, x, y in zip(moved.tolist(), a[moved].tolist(), b[moved].tolist()):
-        d[at] = read_old(repr(x)) - read_old(repr(y))
-        r[at] = f"{abs(d[at] / y * 100)}%" if y else UNMATCHED
-    for at in np.flatnonzero(plain & (b == 0)).tolist():
-        r[at] = UNMATCHED
-    for at in np.flatnonzero(plain & np.isnan(diff)).tolist():
-        d[at] = r[at] = NAN
+    moved = np.flatnonzero(
+        plain & np.isfinite(target_numbers) & np.isfinite(golden_numbers) & (target_numbers != golden_numbers) & (not exact)
+    )
+    for position, target_number, golden_number in zip(moved.tolist(), target_numbers[moved].tolist(), golden_numbers[moved].tolist()):
+        d[position] = read_old(repr(target_number)) - read_old(repr(golden_number))
+        r[position] = f"{abs(d[position] / golden_number * 100)}%" if golden_number else UNMATCHED
+    for position in np.flatnonzero(plain & (golden_numbers == 0)).tolist():
+        r[position] = UNMATCHED
+    for position in np.flatnonzero(plain & np.isnan(diff)).tolist():
+        d[position] = r[position] = NAN
     return d, r, np.flatnonzero(~plain).tolist()
 
 
-def _new_cells(diff: Floats, relative: Floats, a: Floats, b: Floats, plain: Bools) -> tuple[list[Any], list[Any], Sequence[int]]:
-    same = plain & (((a == b) & (np.signbit(a) == np.signbit(b))) | (np.isnan(a) & np.isnan(b)))
-    simple = plain & ~same & np.isfinite(a) & np.isfinite(b) & (b != 0)
+def _new_cells(
+    diff: Floats, relative: Floats, target_numbers: Floats, golden_numbers: Floats, plain: Bools
+) -> tuple[list[Any], list[Any], Sequence[int]]:
+    same = plain & (
+        ((target_numbers == golden_numbers) & (np.signbit(target_numbers) == np.signbit(golden_numbers)))
+        | (np.isnan(target_numbers) & np.isnan(golden_numbers))
+    )
+    simple = plain & ~same & np.isfinite(target_numbers) & np.isfinite(golden_numbers) & (golden_numbers != 0)
     d, r = texts(diff, simple, "", "0"), texts(relative, simple, "%", "0")
     return d, r, np.flatnonzero(~same & ~simple).tolist()
 
@@ -221,26 +232,26 @@ def read_old(text: str) -> float:
     return -value if text.startswith("-") else value
 
 
-def pair_old(x: Any, y: Any) -> tuple[Any, str]:
+def pair_old(target_cell: Any, golden_cell: Any) -> tuple[Any, str]:
     """(difference, relative error) of two cells as 8.1.1 prints them."""
-    a, b = number(x), number(y)
-    if a is None or b is None:
+    target_number, golden_number = number(target_cell), number(golden_cell)
+    if target_number is None or golden_number is None:
         return UNMATCHED, UNMATCHED
-    if math.isfinite(a) and math.isfinite(b):
-        difference = read_old(repr(a)) - read_old(repr(b))
+    if math.isfinite(target_number) and math.isfinite(golden_number):
+        difference = read_old(repr(target_number)) - read_old(repr(golden_number))
     else:
-        difference = a - b
+        difference = target_number - golden_number
     if difference != difference:
         return NAN, NAN
-    return difference, UNMATCHED if b == 0 else f"{abs(difference / b * 100)}%"
+    return difference, UNMATCHED if golden_number == 0 else f"{abs(difference / golden_number * 100)}%"
 
 
-def _far(x: Any, y: Any) -> bool:
-    a, b = number(x), number(y)
-    if a is None or b is None:
+def _far(target_cell: Any, golden_cell: Any) -> bool:
+    target_number, golden_number = number(target_cell), number(golden_cell)
+    if target_number is None or golden_number is None:
         return False
     with np.errstate(all="ignore"):
-        return bool(abs(np.float64(a) - b) / (abs(max(a, b)) + _SLACK) > _SUSPECT)
+        return bool(abs(np.float64(target_number) - golden_number) / (abs(max(target_number, golden_number)) + _SLACK) > _SUSPECT)
 
 
 def _kind(cell: Any) -> str:
@@ -257,14 +268,16 @@ def _kind(cell: Any) -> str:
     return "n/a" if text == UNMATCHED else "other"
 
 
-def pair_new(x: Any, y: Any) -> tuple[str, str]:
+def pair_new(target_cell: Any, golden_cell: Any) -> tuple[str, str]:
     """(difference, relative error) of two cells as 26.2.0 prints them."""
-    if str(x) == str(y):
+    if str(target_cell) == str(golden_cell):
         return "0", "0"
-    kinds = _kind(x), _kind(y)
-    a, b = number(x), number(y)
-    if a is not None and b is not None and kinds == ("number", "number"):
-        return str(a - b), "inf" if b == 0 else f"{abs((a - b) / b * 100)}%"
+    kinds = _kind(target_cell), _kind(golden_cell)
+    target_number, golden_number = number(target_cell), number(golden_cell)
+    if target_number is not None and golden_number is not None and kinds == ("number", "number"):
+        return str(
+            target_number - golden_number
+        ), "inf" if golden_number == 0 else f"{abs((target_number - golden_number) / golden_number * 100)}%"
     if "n/a" in kinds or kinds == ("device", "device"):
         return UNMATCHED, UNMATCHED
     if "device" in kinds or "other" in kinds:

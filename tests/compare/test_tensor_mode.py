@@ -131,7 +131,7 @@ def test_figures_do_not_depend_on_where_blocks_end(values: list[tuple[float, flo
     assert large.apart == small.apart
     assert large.worst == small.worst
     assert large.relative == small.relative
-    assert (large.bad_left, large.bad_right) == (small.bad_left, small.bad_right)
+    assert (large.bad_target, large.bad_golden) == (small.bad_target, small.bad_golden)
     assert large.thousandth == small.thousandth + before
     assert large.difference == pytest.approx(small.difference, rel=1e-12)
     if small.worst:

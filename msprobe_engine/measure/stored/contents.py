@@ -40,23 +40,23 @@ class Contents:
         """Whether the budget is used up."""
         return self._reads.nbytes >= self._budget
 
-    def same(self, a: StoredTensor, b: StoredTensor) -> bool:
+    def same(self, target: StoredTensor, golden: StoredTensor) -> bool:
         """Whether two tensors of one shape and dtype hold the same bits; False too where that cannot be told."""
-        if a.shape != b.shape or a.dtype != b.dtype or not (_complete(a) and _complete(b)):
+        if target.shape != golden.shape or target.dtype != golden.dtype or not (_complete(target) and _complete(golden)):
             return False
-        boxes = Boxes(a.boxes), Boxes(b.boxes)
-        for block in self._blocks(a, b):
+        boxes = Boxes(target.boxes), Boxes(golden.boxes)
+        for block in self._blocks(target, golden):
             if self.spent:
                 return False
-            mine, other = (fill(side, block, a.dtype, room, self._reads)[0] for side, room in zip(boxes, self._rooms))
-            if not np.array_equal(mine, other):
+            target_words, golden_words = (fill(side, block, target.dtype, room, self._reads)[0] for side, room in zip(boxes, self._rooms))
+            if not np.array_equal(target_words, golden_words):
                 return False
         return True
 
-    def _blocks(self, a: StoredTensor, b: StoredTensor) -> Iterator[Block]:
-        width = width_of(a)
-        yield from _some(blocks_of(a.shape, max(1, _FIRST_BYTES // width), (a, b)), 1)
-        yield from blocks_of(a.shape, max(1, _BLOCK_BYTES // width), (a, b))
+    def _blocks(self, target: StoredTensor, golden: StoredTensor) -> Iterator[Block]:
+        width = width_of(target)
+        yield from _some(blocks_of(target.shape, max(1, _FIRST_BYTES // width), (target, golden)), 1)
+        yield from blocks_of(target.shape, max(1, _BLOCK_BYTES // width), (target, golden))
 
     def row_digests(self, tensor: StoredTensor) -> list[bytes]:
         """A digest of each slice of dimension 0, in their order; [] where that cannot be told."""
@@ -65,20 +65,20 @@ class Contents:
         per_row = math.prod(tensor.shape[1:]) * width
         if not n or not per_row or not _complete(tensor):
             return []
-        boxes, found = Boxes(tensor.boxes), []
+        boxes, all_digests = Boxes(tensor.boxes), []
         step = max(1, _BLOCK_BYTES // per_row)
-        for first in range(0, n, step):
+        for first_row in range(0, n, step):
             if self.spent:
                 return []
-            count = min(step, n - first)
+            count = min(step, n - first_row)
             digests = [hashlib.blake2b(digest_size=16) for _ in range(count)]
             for block in blocks_of((count, *tensor.shape[1:]), max(1, _BLOCK_BYTES // width), ()):
-                at = Block((block.offsets[0] + first, *block.offsets[1:]), block.sizes)
-                words = fill(boxes, at, tensor.dtype, self._rooms[0], self._reads)[0]
+                block_of_tensor = Block((block.offsets[0] + first_row, *block.offsets[1:]), block.sizes)
+                words = fill(boxes, block_of_tensor, tensor.dtype, self._rooms[0], self._reads)[0]
                 for i in range(block.sizes[0]):
                     digests[block.offsets[0] + i].update(np.ascontiguousarray(words[i]).tobytes())
-            found += [digest.digest() for digest in digests]
-        return found
+            all_digests += [digest.digest() for digest in digests]
+        return all_digests
 
     def digest_beginning(self, tensor: StoredTensor) -> bytes:
         """A digest of the first elements, the same for every layout; empty where that cannot be told."""

@@ -21,21 +21,28 @@ _MAGIC = b"PK\x07\x08"
 _SHORT, _LONG = struct.Struct("<4sIII"), struct.Struct("<4sIQQ")
 
 
-def same_crc(a: StoredTensor, b: StoredTensor, reads: FileReads) -> bool | None:
+def same_crc(target: StoredTensor, golden: StoredTensor, reads: FileReads) -> bool | None:
     """Are two tensors the same by the CRCs of their storages? None: they have none, or were cut differently."""
-    if a.dtype != b.dtype or a.shape != b.shape or a.copies or b.copies or len(a.boxes) != len(b.boxes) or not a.boxes:
+    if (
+        target.dtype != golden.dtype
+        or target.shape != golden.shape
+        or target.copies
+        or golden.copies
+        or len(target.boxes) != len(golden.boxes)
+        or not target.boxes
+    ):
         return None
-    width = item_size(a.dtype)
+    width = item_size(target.dtype)
     if width is None:
         return None
     same = True
-    for box_a, box_b in zip(sorted(a.boxes, key=_first), sorted(b.boxes, key=_first)):
-        if (box_a.offsets, box_a.sizes) != (box_b.offsets, box_b.sizes):
+    for target_box, golden_box in zip(sorted(target.boxes, key=_first), sorted(golden.boxes, key=_first)):
+        if (target_box.offsets, target_box.sizes) != (golden_box.offsets, golden_box.sizes):
             return None
-        crc_a, crc_b = _crc(box_a, width, reads), _crc(box_b, width, reads)
-        if crc_a is None or crc_b is None:
+        target_crc, golden_crc = _crc(target_box, width, reads), _crc(golden_box, width, reads)
+        if target_crc is None or golden_crc is None:
             return None
-        same = same and crc_a == crc_b
+        same = same and target_crc == golden_crc
     return same
 
 

@@ -110,66 +110,68 @@ def values_known(dtype: str) -> bool:
     return decoder(dtype) is not None
 
 
-def differences(a: Array, dtype_a: str, b: Array, dtype_b: str, atol: float = 0.0, rtol: float = 0.0) -> Sums:
+def differences(target: Array, target_dtype: str, golden: Array, golden_dtype: str, atol: float = 0.0, rtol: float = 0.0) -> Sums:
     """Compare two blocks of memory.
 
     Args:
-        a, b: as many elements each, contiguous, as words of their element type's size (`word_type`).
-        dtype_a, dtype_b: plain names.
+        target, golden: as many elements each, contiguous, as words of their element type's size (`word_type`).
+        target_dtype, golden_dtype: plain names.
         atol, rtol: of `Sums.beyond`.
     """
-    name_a, name_b = plain_name(dtype_a), plain_name(dtype_b)
-    code_a, code_b = _CODES.get(name_a), _CODES.get(name_b)
-    if _kernel is not None and code_a is not None and code_b is not None:
+    target_name, golden_name = plain_name(target_dtype), plain_name(golden_dtype)
+    target_code, golden_code = _CODES.get(target_name), _CODES.get(golden_name)
+    if _kernel is not None and target_code is not None and golden_code is not None:
         out = np.zeros((), _SUMS)
         out["at"], out["atol"], out["rtol"] = -1, atol, rtol
-        _kernel.diff(a.ctypes.data, code_a, b.ctypes.data, code_b, a.size, out.ctypes.data)
+        _kernel.diff(target.ctypes.data, target_code, golden.ctypes.data, golden_code, target.size, out.ctypes.data)
         sums = Sums(*out.item()[:13])
-        if _WIDE.isdisjoint((name_a, name_b)) or (name_a == name_b and not sums.changed):
+        if _WIDE.isdisjoint((target_name, golden_name)) or (target_name == golden_name and not sums.changed):
             return sums  # else the kernel has rounded integers to float64
-    return in_numpy(a.reshape(-1), name_a, b.reshape(-1), name_b, atol, rtol)
+    return in_numpy(target.reshape(-1), target_name, golden.reshape(-1), golden_name, atol, rtol)
 
 
-def in_numpy(a: Array, dtype_a: str, b: Array, dtype_b: str, atol: float = 0.0, rtol: float = 0.0) -> Sums:
+def in_numpy(target: Array, target_dtype: str, golden: Array, golden_dtype: str, atol: float = 0.0, rtol: float = 0.0) -> Sums:
     """`differences` without the kernel: for machines without a compiler, for complex numbers, and for types that have no values here."""
     total = Sums()
-    for first in range(0, a.size, _PIECE):
-        words_a, words_b = a[first : first + _PIECE], b[first : first + _PIECE]
-        piece = _piece(words_a, dtype_a, words_b, dtype_b, atol, rtol)
+    for start in range(0, target.size, _PIECE):
+        target_words, golden_words = target[start : start + _PIECE], golden[start : start + _PIECE]
+        piece = _piece(target_words, target_dtype, golden_words, golden_dtype, atol, rtol)
         if piece.at >= 0:
-            piece.at += first
+            piece.at += start
         total.add(piece)
     return total
 
 
-def _piece(words_a: Array, dtype_a: str, words_b: Array, dtype_b: str, atol: float, rtol: float) -> Sums:
-    same_type = dtype_a == dtype_b
+def _piece(target_words: Array, target_dtype: str, golden_words: Array, golden_dtype: str, atol: float, rtol: float) -> Sums:
+    same_type = target_dtype == golden_dtype
     sums = Sums()
     mask = None
     if same_type:
-        size = words_a.dtype.itemsize
-        mask = words_a != words_b if size <= 8 else (words_a.view("u8") != words_b.view("u8")).reshape(-1, 2).any(axis=1)
+        size = target_words.dtype.itemsize
+        mask = (
+            target_words != golden_words if size <= 8 else (target_words.view("u8") != golden_words.view("u8")).reshape(-1, 2).any(axis=1)
+        )
         sums.changed = int(np.count_nonzero(mask))
-    if not values_known(dtype_a) or not values_known(dtype_b):
+    if not values_known(target_dtype) or not values_known(golden_dtype):
         sums.beyond, sums.at = sums.changed, int(mask.argmax()) if mask is not None and sums.changed else -1
         return sums
     with np.errstate(all="ignore"):
-        x, y = values(words_a, dtype_a), values(words_b, dtype_b)
-        rest_x, rest_y = _rest(words_a, dtype_a), _rest(words_b, dtype_b)
-        nan_x, nan_y = np.isnan(x), np.isnan(y)
-        agree = ((x == y) & (rest_x == rest_y)) | (nan_x & nan_y)
+        target, golden = values(target_words, target_dtype), values(golden_words, golden_dtype)
+        target_rest, golden_rest = _rest(target_words, target_dtype), _rest(golden_words, golden_dtype)
+        target_nan, golden_nan = np.isnan(target), np.isnan(golden)
+        agree = ((target == golden) & (target_rest == golden_rest)) | (target_nan & golden_nan)
         if not same_type:
             sums.changed = int(np.count_nonzero(~agree))
             if sums.changed:
-                sums.unrounded = int(np.count_nonzero(~(agree | _rounds(x, dtype_a, y, dtype_b))))
-        sums.nan_a, sums.nan_b = int(nan_x.sum()), int(nan_y.sum())
-        sums.inf_a, sums.inf_b = int(np.isinf(x).sum()), int(np.isinf(y).sum())
-        usable = np.isfinite(x) & np.isfinite(y)
-        gap = np.where(usable, np.abs((x - y) + (rest_x - rest_y)), 0.0)
-        sums.beyond = int(np.count_nonzero(np.where(usable, gap > atol + rtol * np.abs(x), ~agree)))
-        x, y = np.where(usable, x, 0.0), np.where(usable, y, 0.0)
-        sums.dd, sums.ab = float(np.dot(gap, gap)), float(np.vdot(x, y).real)
-        sums.aa, sums.bb = float(np.vdot(x, x).real), float(np.vdot(y, y).real)
+                sums.unrounded = int(np.count_nonzero(~(agree | _rounds(target, target_dtype, golden, golden_dtype))))
+        sums.nan_a, sums.nan_b = int(target_nan.sum()), int(golden_nan.sum())
+        sums.inf_a, sums.inf_b = int(np.isinf(target).sum()), int(np.isinf(golden).sum())
+        usable = np.isfinite(target) & np.isfinite(golden)
+        gap = np.where(usable, np.abs((target - golden) + (target_rest - golden_rest)), 0.0)
+        sums.beyond = int(np.count_nonzero(np.where(usable, gap > atol + rtol * np.abs(target), ~agree)))
+        target, golden = np.where(usable, target, 0.0), np.where(usable, golden, 0.0)
+        sums.dd, sums.ab = float(np.dot(gap, gap)), float(np.vdot(target, golden).real)
+        sums.aa, sums.bb = float(np.vdot(target, target).real), float(np.vdot(golden, golden).real)
         if gap.size and gap.max() > 0.0:
             sums.at = int(gap.argmax())
             sums.max = float(gap[sums.at])
@@ -180,10 +182,10 @@ def _piece(words_a: Array, dtype_a: str, words_b: Array, dtype_b: str, atol: flo
 
 def values(words: Array, dtype: str) -> Array:
     """What words of an element type stand for, float64 or complex128; of a type of which `values_known` says so."""
-    found = decoder(dtype)
-    assert found is not None
-    raw = words.view(np.dtype(found.words)) if words.dtype != found.words else words
-    made = raw if found.values is None else found.values(raw)
+    element_decoder = decoder(dtype)
+    assert element_decoder is not None
+    raw = words.view(np.dtype(element_decoder.words)) if words.dtype != element_decoder.words else words
+    made = raw if element_decoder.values is None else element_decoder.values(raw)
     return made.astype(np.complex128 if made.dtype.kind == "c" else np.float64)
 
 
@@ -197,17 +199,21 @@ def _rest(words: Array, dtype: str) -> Array | float:
     return rest
 
 
-def _rounds(x: Array, dtype_a: str, y: Array, dtype_b: str) -> Array:
+def _rounds(target: Array, target_dtype: str, golden: Array, golden_dtype: str) -> Array:
     """Where rounding the wider of the two to the type of the other makes them equal."""
-    if np.iscomplexobj(x) or np.iscomplexobj(y):
-        return np.zeros(x.shape, bool)
-    wide, narrow, name = (y, x, dtype_a) if (item_size(dtype_a) or 0) < (item_size(dtype_b) or 0) else (x, y, dtype_b)
+    if np.iscomplexobj(target) or np.iscomplexobj(golden):
+        return np.zeros(target.shape, bool)
+    wide, narrow, name = (
+        (golden, target, target_dtype)
+        if (item_size(target_dtype) or 0) < (item_size(golden_dtype) or 0)
+        else (target, golden, golden_dtype)
+    )
     if name in ("float16", "float32"):
         rounded = wide.astype(np.float32).astype(name).astype(np.float64)
     elif name == "bfloat16":
         bits = wide.astype(np.float32).view(np.uint32).astype(np.uint64)
         rounded = ((bits + 0x7FFF + (bits >> 16 & 1)) >> 16 << 16).astype(np.uint32).view(np.float32).astype(np.float64)
     else:
-        return np.zeros(x.shape, bool)
+        return np.zeros(target.shape, bool)
     same: Array = rounded == narrow
     return same

@@ -48,18 +48,20 @@ def twelve(value: float) -> float:
 def existing_cells(figures: Figures, dtypes_differ: bool) -> tuple[list[Cell], str]:
     """Of tensors with at least one dimension, equal shapes, and NaN and Inf in equal places."""
     message = DTYPES if dtypes_differ else ""
-    left, right = math.sqrt(figures.left), math.sqrt(figures.right)
+    target_norm, golden_norm = math.sqrt(figures.target_squares), math.sqrt(figures.golden_squares)
     cosine: Cell
     if figures.size == 1:
         cosine, said = UNSUPPORTED, _ONE
-    elif left <= _EPSILON and right <= _EPSILON:
+    elif target_norm <= _EPSILON and golden_norm <= _EPSILON:
         cosine, said = 1.0, ""
-    elif left <= _EPSILON or right <= _EPSILON:
-        cosine, said = NAN, _ZERO_OF.format("npu" if left <= _EPSILON else "Bench")
+    elif target_norm <= _EPSILON or golden_norm <= _EPSILON:
+        cosine, said = NAN, _ZERO_OF.format("npu" if target_norm <= _EPSILON else "Bench")
     else:
         with np.errstate(all="ignore"):
-            found = float(np.float64(figures.dot) / (np.float64(left) * np.float64(right)))
-        cosine, said = (NAN, "Cannot compare by Cosine Similarity, the dump data has NaN.") if math.isnan(found) else (twelve(found), "")
+            similarity = float(np.float64(figures.dot) / (np.float64(target_norm) * np.float64(golden_norm)))
+        cosine, said = (
+            (NAN, "Cannot compare by Cosine Similarity, the dump data has NaN.") if math.isnan(similarity) else (twelve(similarity), "")
+        )
         if isinstance(cosine, float) and cosine > 0.9999:
             cosine = round(cosine, 6)
     message += said
@@ -71,15 +73,15 @@ def existing_cells(figures: Figures, dtypes_differ: bool) -> tuple[list[Cell], s
     return cells, message
 
 
-def existing_scalar(x: Array, y: Array, old: bool) -> tuple[list[Cell], str]:
+def existing_scalar(target: Array, golden: Array, old: bool) -> tuple[list[Cell], str]:
     """Of tensors without dimensions (26.2.0: of one element). Metrics of 8.1.1 repeat what was said before: it stands there 16 times."""
     rule = OLD if old else None
     with np.errstate(all="ignore"):
-        if x.dtype.kind == "b":
-            error = np.abs(x.astype(np.float64) - y.astype(np.float64))
+        if target.dtype.kind == "b":
+            error = np.abs(target.astype(np.float64) - golden.astype(np.float64))
         else:
-            error = np.abs(x - y)
-        real = tuple(side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (x, y))
+            error = np.abs(target - golden)
+        real = tuple(side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (target, golden))
         relative = relative_error(real[0].reshape(1), real[1].reshape(1), rule)
     cells: list[Cell] = [UNSUPPORTED, UNSUPPORTED]
     message = ZERO_D * 4 if old else ZERO_D
@@ -95,12 +97,12 @@ def cells(figures: Figures) -> list[Cell]:
     counted = figures.size - figures.apart
     if not figures.size:
         return [None] * 6
-    left, right = figures.left, figures.right
-    if not left and not right:
+    target_squares, golden_squares = figures.target_squares, figures.golden_squares
+    if not target_squares and not golden_squares:
         cosine: Cell = 1.0 if counted else None
     else:
-        found = figures.cosine
-        cosine = None if math.isnan(found) else twelve(max(-1.0, min(1.0, found)))
+        similarity = figures.cosine
+        cosine = None if math.isnan(similarity) else twelve(max(-1.0, min(1.0, similarity)))
     # elements that are apart are in no sum, but they are within no limit either
     inside = [max(0, count - figures.apart) / figures.size for count in (figures.thousandth, figures.five)]
     return [cosine, math.sqrt(figures.difference), figures.worst, figures.relative, *(twelve(share) for share in inside)]
@@ -112,7 +114,7 @@ def units(figures: Figures, dtype: str) -> float:
     eps = roundoff.EPS.get(dtype, 0.0)
     if not eps or not figures.size:
         return math.nan
-    typical = math.sqrt(max(figures.left, figures.right) / figures.size)
+    typical = math.sqrt(max(figures.target_squares, figures.golden_squares) / figures.size)
     scale = max(typical, *(abs(value) for value in figures.values))
     return figures.worst / (eps * scale) if scale else 0.0
 
@@ -121,18 +123,19 @@ def sentence(figures: Figures, shape: Sequence[int], dtype: str, limit: float) -
     """What is to be said of a pair, in one sentence; empty when it is the same up to round-off."""
     if figures.apart:
         where = f"{figures.apart} of {figures.size} elements are NaN or Inf on one side only, or of another kind"
-        return f"{where} ({figures.bad_left} in the target, {figures.bad_right} in the golden side)"
+        return f"{where} ({figures.bad_target} in the target, {figures.bad_golden} in the golden side)"
     text = ""
-    if figures.bad_left:
-        text = "all elements are" if figures.bad_left == figures.size else f"{figures.bad_left} of {figures.size} elements are"
+    if figures.bad_target:
+        text = "all elements are" if figures.bad_target == figures.size else f"{figures.bad_target} of {figures.size} elements are"
         text += " the same NaN or Inf on both sides"
     distance = figures.distance
     if distance > limit:
-        at = [int(i) for i in np.unravel_index(figures.at, tuple(shape))] if len(shape) and math.prod(shape) == figures.size else []
-        place = f" at {at}" if at else ""
-        x, y = figures.values
+        position = [int(i) for i in np.unravel_index(figures.at, tuple(shape))] if len(shape) and math.prod(shape) == figures.size else []
+        place = f" at {position}" if position else ""
+        target_value, golden_value = figures.values
         unit = units(figures, dtype)
         counted = "" if math.isnan(unit) else f", {unit:.3g} units in the last place of {dtype}"
-        text += f"{'; ' if text else ''}largest difference{place}: {x!r} against {y!r}{counted}; relative to the tensor {distance:.3g}"
+        text += f"{'; ' if text else ''}largest difference{place}: {target_value!r} against {golden_value!r}{counted}"
+        text += f"; relative to the tensor {distance:.3g}"
         text += f", round-off reaches {limit:.2g}" if limit else ""
     return text

@@ -42,9 +42,9 @@ class Figures:
 
     Attributes:
         size: elements compared.
-        bad_left, bad_right: NaN and Inf in n and in b.
+        bad_target, bad_golden: NaN and Inf in n and in b.
         apart: elements that are NaN or Inf on one side only, or not of the same kind on both; they count in nothing below.
-        dot, left, right, difference: sums of n*b, n*n, b*b, (n-b)*(n-b).
+        dot, target_squares, golden_squares, difference: sums of n*b, n*n, b*b, (n-b)*(n-b).
         worst: largest ``|n - b|``; at: its place in C order; values: n and b there.
         top: largest ``|b|`` and ``|n|``.
         relative: largest relative error; thousandth, five: elements with one below 0.001 and 0.005.
@@ -52,12 +52,12 @@ class Figures:
     """
 
     size: int = 0
-    bad_left: int = 0
-    bad_right: int = 0
+    bad_target: int = 0
+    bad_golden: int = 0
     apart: int = 0
     dot: float = 0.0
-    left: float = 0.0
-    right: float = 0.0
+    target_squares: float = 0.0
+    golden_squares: float = 0.0
     difference: float = 0.0
     worst: float = 0.0
     at: int = 0
@@ -72,7 +72,7 @@ class Figures:
     @property
     def cosine(self) -> float:
         """NaN when either side is zero everywhere."""
-        scale = math.sqrt(self.left) * math.sqrt(self.right)
+        scale = math.sqrt(self.target_squares) * math.sqrt(self.golden_squares)
         return self.dot / scale if scale else math.nan
 
     @property
@@ -85,7 +85,7 @@ class Figures:
             return 0.0
         if self.rest:
             return max(math.sqrt(self.rest_difference / self.rest), self.worst / self.top)
-        norm = max(self.left, self.right)
+        norm = max(self.target_squares, self.golden_squares)
         by_norm = math.sqrt(self.difference / norm) if norm else 0.0
         return max(by_norm, self.worst / self.top if self.top else math.inf)
 
@@ -97,10 +97,10 @@ class TensorDiff:
         rule: `OLD`, `NEW` or None for ours.
     """
 
-    def __init__(self, left: Readable, right: Readable, rule: str | None) -> None:
-        self._sides = left, right
+    def __init__(self, target: Readable, golden: Readable, rule: str | None) -> None:
+        self._sides = target, golden
         self._rule = rule
-        self.figures = Figures(left.size)
+        self.figures = Figures(target.size)
 
     def run(self) -> Figures:
         """One pass; a second one over elements below a mask's constant, if there is one and something differs.
@@ -111,10 +111,10 @@ class TensorDiff:
         size = self.figures.size
         whole = self._rule is not None and size <= _WHOLE
         for begin in range(0, size, size if whole else _READ):
-            x, y = self._read_pair(begin, min(size if whole else _READ, size - begin))
+            target, golden = self._read_pair(begin, min(size if whole else _READ, size - begin))
             step = size if whole else BLOCK
-            for start in range(0, len(x), step):
-                self._block(x[start : start + step], y[start : start + step], begin + start)
+            for start in range(0, len(target), step):
+                self._block(target[start : start + step], golden[start : start + step], begin + start)
             if self._rule and self.figures.apart:
                 break
         figures = self.figures
@@ -126,127 +126,127 @@ class TensorDiff:
         if not hasattr(_scratch, "memory"):
             _scratch.memory = bytearray(), bytearray()
         memories = _scratch.memory if count <= _READ else (bytearray(), bytearray())
-        x, y = (side.read(start, count, memory) for side, memory in zip(self._sides, memories))
+        target, golden = (side.read(start, count, memory) for side, memory in zip(self._sides, memories))
         if self._rule:
-            x, y = (side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (x, y))
-        elif (x.dtype.kind == "c") != (y.dtype.kind == "c"):
-            x, y = x.astype(np.complex128), y.astype(np.complex128)
-        return x, y
+            target, golden = (side.real.astype(np.float64) if side.dtype.kind == "c" else side for side in (target, golden))
+        elif (target.dtype.kind == "c") != (golden.dtype.kind == "c"):
+            target, golden = target.astype(np.complex128), golden.astype(np.complex128)
+        return target, golden
 
-    def _block(self, x: Array, y: Array, start: int) -> None:
+    def _block(self, target: Array, golden: Array, start: int) -> None:
         f = self.figures
         with np.errstate(all="ignore"):
-            a, b = _wide(x), _wide(y)
-            left, right = float(a.dot(a)), float(b.dot(b))
-            if not math.isfinite(left + right):
-                x, y = self._without_bad(x, y)
-                a, b = _wide(x), _wide(y)
-                left, right = float(a.dot(a)), float(b.dot(b))
-            f.left += left
-            f.right += right
-            f.dot += float(a.dot(b))
-            f.top = max(f.top, _largest(a), _largest(b))
-            np.subtract(a, b, out=a)
-            difference = float(a.dot(a))
+            target_values, golden_values = _wide(target), _wide(golden)
+            target_squares, golden_squares = float(target_values.dot(target_values)), float(golden_values.dot(golden_values))
+            if not math.isfinite(target_squares + golden_squares):
+                target, golden = self._without_bad(target, golden)
+                target_values, golden_values = _wide(target), _wide(golden)
+                target_squares, golden_squares = float(target_values.dot(target_values)), float(golden_values.dot(golden_values))
+            f.target_squares += target_squares
+            f.golden_squares += golden_squares
+            f.dot += float(target_values.dot(golden_values))
+            f.top = max(f.top, _largest(target_values), _largest(golden_values))
+            np.subtract(target_values, golden_values, out=target_values)
+            difference = float(target_values.dot(target_values))
             f.difference += difference
-            if difference or _long(x, y) or a.any():
-                self._errors(x, y, a, start)
+            if difference or _long(target, golden) or target_values.any():
+                self._errors(target, golden, target_values, start)
             elif self._rule == OLD:
-                self._relative(x, y)  # 0 / 0 in float16, which has no 2.2e-16
+                self._relative(target, golden)  # 0 / 0 in float16, which has no 2.2e-16
             else:
-                f.thousandth += len(x)
-                f.five += len(x)
+                f.thousandth += len(target)
+                f.five += len(target)
 
-    def _errors(self, x: Array, y: Array, difference: Array, start: int) -> None:
+    def _errors(self, target: Array, golden: Array, difference: Array, start: int) -> None:
         f = self.figures
-        if x.dtype.kind == "c" or y.dtype.kind == "c":
-            size = np.abs(x - y).astype(np.float64)
-        elif self._rule is None and _long(x, y):
-            size = np.abs(x.astype(np.longdouble) - y.astype(np.longdouble)).astype(np.float64)
+        if target.dtype.kind == "c" or golden.dtype.kind == "c":
+            size = np.abs(target - golden).astype(np.float64)
+        elif self._rule is None and _long(target, golden):
+            size = np.abs(target.astype(np.longdouble) - golden.astype(np.longdouble)).astype(np.float64)
         else:
             size = np.abs(difference, out=difference)
         worst = float(size.max())
         if worst > f.worst:
-            at = int(size.argmax())
-            f.worst, f.at, f.values = worst, start + at, (x[at].item(), y[at].item())
-        self._relative(x, y)
+            position = int(size.argmax())
+            f.worst, f.at, f.values = worst, start + position, (target[position].item(), golden[position].item())
+        self._relative(target, golden)
 
-    def _relative(self, x: Array, y: Array) -> None:
+    def _relative(self, target: Array, golden: Array) -> None:
         f = self.figures
-        error = relative_error(x, y, self._rule)
+        error = relative_error(target, golden, self._rule)
         worst = float(error.max())
         if worst > f.relative or worst != worst:
             f.relative = worst
         f.thousandth += int(np.count_nonzero(error < 0.001))
         f.five += int(np.count_nonzero(error < 0.005))
 
-    def _without_bad(self, x: Array, y: Array) -> tuple[Array, Array]:
+    def _without_bad(self, target: Array, golden: Array) -> tuple[Array, Array]:
         """NaN and Inf become 0 on both sides; where only one side has them, or not the same, the elements are counted as apart."""
         f = self.figures
-        bad_x, bad_y = ~np.isfinite(x), ~np.isfinite(y)
-        both = bad_x | bad_y
-        if not both.any():
-            return x, y  # squares of float64 that are too large
-        f.bad_left += int(np.count_nonzero(bad_x))
-        f.bad_right += int(np.count_nonzero(bad_y))
-        nan_x, nan_y = np.isnan(x), np.isnan(y)
-        same = (bad_x == bad_y) & (nan_x == nan_y)
+        bad_target, bad_golden = ~np.isfinite(target), ~np.isfinite(golden)
+        bad = bad_target | bad_golden
+        if not bad.any():
+            return target, golden  # squares of float64 that are too large
+        f.bad_target += int(np.count_nonzero(bad_target))
+        f.bad_golden += int(np.count_nonzero(bad_golden))
+        nan_target, nan_golden = np.isnan(target), np.isnan(golden)
+        same = (bad_target == bad_golden) & (nan_target == nan_golden)
         if self._rule is None:
-            same &= nan_x | ~both | (x == y)
-        f.apart += int(len(x) - np.count_nonzero(same))
-        return np.where(both, x.dtype.type(0), x), np.where(both, y.dtype.type(0), y)
+            same &= nan_target | ~bad | (target == golden)
+        f.apart += int(len(target) - np.count_nonzero(same))
+        return np.where(bad, target.dtype.type(0), target), np.where(bad, golden.dtype.type(0), golden)
 
     def _below(self, limit: float) -> None:
         f = self.figures
         for start in range(0, f.size, _READ):
-            x, y = self._read_pair(start, min(_READ, f.size - start))
+            target, golden = self._read_pair(start, min(_READ, f.size - start))
             with np.errstate(all="ignore"):
-                keep = (np.abs(x) < limit) & (np.abs(y) < limit)
-                a, b = _wide(x[keep]), _wide(y[keep])
-                f.rest += float(b.dot(b))
-                np.subtract(a, b, out=a)
-                f.rest_difference += float(a.dot(a))
+                keep = (np.abs(target) < limit) & (np.abs(golden) < limit)
+                target_values, golden_values = _wide(target[keep]), _wide(golden[keep])
+                f.rest += float(golden_values.dot(golden_values))
+                np.subtract(target_values, golden_values, out=target_values)
+                f.rest_difference += float(target_values.dot(target_values))
 
 
-def relative_error(x: Array, y: Array, rule: str | None) -> Array:
+def relative_error(target: Array, golden: Array, rule: str | None) -> Array:
     """Relative error of each element; see the rules of this module."""
-    real = x.dtype.kind != "c" and y.dtype.kind != "c"
+    real = target.dtype.kind != "c" and golden.dtype.kind != "c"
     if rule == OLD:
-        if y.dtype.kind != "f":
-            x, y = x.astype(np.float64), y.astype(np.float64)
+        if golden.dtype.kind != "f":
+            target, golden = target.astype(np.float64), golden.astype(np.float64)
         eps = float(np.finfo(np.float64).eps)
-        wide = np.result_type(x, y)
+        wide = np.result_type(target, golden)
     else:
         assert rule in (NEW, None)
         if real:
-            x = x if x.dtype.kind == "f" else x.astype(np.float64)
-            y = y if y.dtype.kind == "f" else y.astype(np.float64)
-        wide = np.result_type(x, y, np.float32)
+            target = target if target.dtype.kind == "f" else target.astype(np.float64)
+            golden = golden if golden.dtype.kind == "f" else golden.astype(np.float64)
+        wide = np.result_type(target, golden, np.float32)
         eps = float(np.finfo(wide).eps)
-        x, y = x.astype(wide, copy=False), y.astype(wide, copy=False)
-    zero = y == 0
+        target, golden = target.astype(wide, copy=False), golden.astype(wide, copy=False)
+    zero = golden == 0
     if zero.any():
-        x, y = x.copy(), y.copy()
-        x[zero] += x.dtype.type(eps)
-        y[zero] += y.dtype.type(eps)
-    error = np.subtract(x, y)
+        target, golden = target.copy(), golden.copy()
+        target[zero] += target.dtype.type(eps)
+        golden[zero] += golden.dtype.type(eps)
+    error = np.subtract(target, golden)
     if error.dtype != wide:
-        return np.abs(np.divide(error, y))
-    np.divide(error, y, out=error)
+        return np.abs(np.divide(error, golden))
+    np.divide(error, golden, out=error)
     return np.abs(error, out=error) if real else np.abs(error)
 
 
-def _wide(x: Array) -> Array:
+def _wide(values: Array) -> Array:
     """As float64; of complex numbers both parts one after the other. Always a copy."""
-    if x.dtype.kind == "c":
-        return np.ascontiguousarray(x).astype(np.complex128).view(np.float64)
-    return x.astype(np.float64)
+    if values.dtype.kind == "c":
+        return np.ascontiguousarray(values).astype(np.complex128).view(np.float64)
+    return values.astype(np.float64)
 
 
-def _largest(a: Array) -> float:
-    return max(float(a.max()), -float(a.min())) if a.size else 0.0
+def _largest(values: Array) -> float:
+    return max(float(values.max()), -float(values.min())) if values.size else 0.0
 
 
-def _long(x: Array, y: Array) -> bool:
+def _long(target: Array, golden: Array) -> bool:
     """Integers that float64 cannot hold."""
-    return x.dtype.kind in "iub" and y.dtype.kind in "iub" and max(x.dtype.itemsize, y.dtype.itemsize) == 8
+    return target.dtype.kind in "iub" and golden.dtype.kind in "iub" and max(target.dtype.itemsize, golden.dtype.itemsize) == 8

@@ -133,16 +133,20 @@ class TensorMode:
             with self._open(0, pair.target) as target, self._open(1, pair.golden) as golden:
                 for tensor, name, (shape, dtype) in zip((target, golden), pair, () if self._rule else pair.said):
                     check_dumped(tensor, str(name), shape, dtype)
-                left, right, message = self._postprocess_pair(target, golden, pair)
-                found = self._measure_as_existing_tool(left, right) if self._rule else self._ours(left, right)
-                extra, said = self._extra(left, right, found)
+                processed_target, processed_golden, message = self._postprocess_pair(target, golden, pair)
+                measured = (
+                    self._measure_as_existing_tool(processed_target, processed_golden)
+                    if self._rule
+                    else self._ours(processed_target, processed_golden)
+                )
+                extra, said = self._extra(processed_target, processed_golden, measured)
         except (DumpFormatError, UsageError) as error:
             if self._rule:
                 text = _pair_text(pair, self._rule == OLD)
                 return self._build_unmeasured(metric_cells.UNSUPPORTED, f"Dump file: {text} not found or read failed.", damaged=True)
             return self._build_unmeasured(None, one_line(str(error)), damaged=True)
-        text = "; ".join(part for part in (found.message, message, *said) if part)
-        return found._replace(extra=extra, message=text)
+        text = "; ".join(part for part in (measured.message, message, *said) if part)
+        return measured._replace(extra=extra, message=text)
 
     def _explain_missing_tensor(self, pair: Pair) -> str | None:
         """Why nothing can be compared; None when something can."""
@@ -168,7 +172,7 @@ class TensorMode:
         names = name.split(JOINED)
         if ".input." in name:
             return open_elements(self._files[side], names[0])
-        return join([open_elements(self._files[side], one) for one in names], 0 if ".parameters." in name else 1)
+        return join([open_elements(self._files[side], part) for part in names], 0 if ".parameters." in name else 1)
 
     def _postprocess_pair(self, target: Readable, golden: Readable, pair: Pair) -> tuple[Readable, Readable, str]:
         if not self._postprocess or not self._postprocess.applies_to(pair.target, pair.golden):
@@ -176,8 +180,12 @@ class TensorMode:
         arrays = whole(target), whole(golden)
         if self._rule == NEW:
             arrays = np.squeeze(arrays[0]), np.squeeze(arrays[1])
-        left, right, message = self._postprocess.apply(*arrays, (pair.target, pair.golden))
-        return InMemoryTensor(left, left.dtype.name), InMemoryTensor(right, right.dtype.name), message
+        processed_target, processed_golden, message = self._postprocess.apply(*arrays, (pair.target, pair.golden))
+        return (
+            InMemoryTensor(processed_target, processed_target.dtype.name),
+            InMemoryTensor(processed_golden, processed_golden.dtype.name),
+            message,
+        )
 
     def _measure_as_existing_tool(self, target: Readable, golden: Readable) -> Measured:
         old = self._rule == OLD
@@ -188,8 +196,8 @@ class TensorMode:
         if shapes[0] != shapes[1]:
             return Measured(metric_cells.same(metric_cells.SHAPE_UNMATCHED), (), metric_cells.SHAPES)
         if not shapes[0]:
-            x, y = (whole(side).reshape(()) for side in (target, golden))
-            cells, message = metric_cells.existing_scalar(x, y, old)
+            target_scalar, golden_scalar = (whole(side).reshape(()) for side in (target, golden))
+            cells, message = metric_cells.existing_scalar(target_scalar, golden_scalar, old)
             return Measured(cells, (), message)
         figures = TensorDiff(target, golden, self._rule).run()
         if figures.apart:
@@ -212,11 +220,11 @@ class TensorMode:
         distance = figures.distance if _without_ones(target) == _without_ones(golden) else math.nan
         return Measured(metric_cells.cells(figures), (), "; ".join(part for part in said if part), distance, allowed, figures=figures)
 
-    def _extra(self, target: Readable, golden: Readable, found: Measured) -> tuple[list[Cell], list[str]]:
+    def _extra(self, target: Readable, golden: Readable, measured: Measured) -> tuple[list[Cell], list[str]]:
         if not self._metrics:
             return [], []
-        if found.cells[0] is None or found.cells[0] in (metric_cells.SHAPE_UNMATCHED, metric_cells.NOT_AVAILABLE):
-            return [found.cells[0]] * len(self._metrics), []
+        if measured.cells[0] is None or measured.cells[0] in (metric_cells.SHAPE_UNMATCHED, metric_cells.NOT_AVAILABLE):
+            return [measured.cells[0]] * len(self._metrics), []
         arrays = whole(target), whole(golden)
         if self._rule == NEW:
             arrays = np.squeeze(arrays[0]), np.squeeze(arrays[1])
@@ -253,29 +261,29 @@ def metrics(
     rule = options.columns if options.compat else None
     mode = TensorMode(target.files, golden.files, rule, loaded, Postprocess(options.postprocess))
     named = [_pair(target, golden, i, j) for i, j in pairs]
-    found: list[Measured] = []
-    for at, measured in enumerate(mode.run(named, options.workers)):
-        found.append(measured)
-        tell(at + 1)
+    results: list[Measured] = []
+    for position, measured in enumerate(mode.run(named, options.workers)):
+        results.append(measured)
+        tell(position + 1)
         if options.tensor_log:
-            row, other = pairs[at]
-            name = target.name[row] if row >= 0 else golden.name[other]
+            target_row, golden_row = pairs[position]
+            name = target.name[target_row] if target_row >= 0 else golden.name[golden_row]
             shown = ", ".join(f"{column} {cell}" for column, cell in zip(METRICS, measured.cells))
             _log.info("[%s] Compare result: %s %s", one_line(name), shown, one_line(measured.message))
-    distance = np.array([one.distance for one in found], np.float64)
-    for at, (i, j) in enumerate(pairs):
+    distance = np.array([result.distance for result in results], np.float64)
+    for position, (i, j) in enumerate(pairs):
         if i >= 0 and j >= 0 and target.shape[i] != golden.shape[j]:
-            distance[at] = math.nan
-    columns: dict[str, list[Cell]] = {name: [one.cells[at] for one in found] for at, name in enumerate(METRICS)}
-    for at, metric in enumerate(loaded):
-        columns[metric.column] = [one.extra[at] for one in found]
-    columns[MESSAGE] = [one.message for one in found]
+            distance[position] = math.nan
+    columns: dict[str, list[Cell]] = {name: [result.cells[position] for result in results] for position, name in enumerate(METRICS)}
+    for position, metric in enumerate(loaded):
+        columns[metric.column] = [result.extra[position] for result in results]
+    columns[MESSAGE] = [result.message for result in results]
     return TensorRows(
         columns,
         distance,
-        np.array([one.limit for one in found], np.float64),
-        np.array([one.damaged for one in found], bool),
-        {pair: one.figures for pair, one in zip(pairs, found) if one.figures is not None},
+        np.array([result.limit for result in results], np.float64),
+        np.array([result.damaged for result in results], bool),
+        {pair: result.figures for pair, result in zip(pairs, results) if result.figures is not None},
     )
 
 

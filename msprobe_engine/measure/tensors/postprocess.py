@@ -119,7 +119,7 @@ def _resolve_path(root: Path, name: str) -> Path:
 def _matrix(path: Path) -> Array:
     if path.suffix not in (".npy", ".pt", ".pth"):
         raise DumpFormatError(f"{path}: a matrix is in a .pt or .npy file")
-    with open_file(path) as found:
-        if found.size > _LARGEST_MATRIX:
-            raise DumpFormatError(f"{path}: has {found.size} elements; a matrix of at most {_LARGEST_MATRIX} can be used")
-        return whole(found)
+    with open_file(path) as matrix:
+        if matrix.size > _LARGEST_MATRIX:
+            raise DumpFormatError(f"{path}: has {matrix.size} elements; a matrix of at most {_LARGEST_MATRIX} can be used")
+        return whole(matrix)

@@ -46,15 +46,15 @@ def load_metrics(paths: Iterable[Path]) -> tuple[Metric, ...]:
         UsageError: a file is not there, is no metric, fails when it is loaded, or has the name of another column.
     """
     taken = {column for generation in GENERATIONS for column in columns(generation, TENSOR, True)}
-    found: list[Metric] = []
+    loaded: list[Metric] = []
     for path in paths:
         for file in _files(Path(path)):
             metric = _load(file)
             if metric.column in taken:
                 raise UsageError(f"{file}: its column is called {metric.column!r}, as another one; give it another name")
             taken.add(metric.column)
-            found.append(metric)
-    return tuple(found)
+            loaded.append(metric)
+    return tuple(loaded)
 
 
 def apply(metric: Metric, target: npt.NDArray[Any], golden: npt.NDArray[Any]) -> tuple[Cell, str]:
@@ -77,10 +77,10 @@ def apply(metric: Metric, target: npt.NDArray[Any], golden: npt.NDArray[Any]) ->
 
 def _files(path: Path) -> list[Path]:
     if path.is_dir():
-        found = sorted(file for file in path.iterdir() if _FILE.fullmatch(file.name) and file.is_file())
-        if not found:
+        files = sorted(file for file in path.iterdir() if _FILE.fullmatch(file.name) and file.is_file())
+        if not files:
             raise UsageError(f"{path}: holds no file alg_<name>.py; metrics are called so")
-        return found
+        return files
     if not path.is_file() or not _FILE.fullmatch(path.name):
         raise UsageError(f"{path}: is no metric; a file alg_<name>.py (small letters, digits, _) or a directory of such is needed")
     return [path]
