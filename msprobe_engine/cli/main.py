@@ -182,9 +182,9 @@ def _unknown(prog: str, word: str, commands: Sequence[str], known: Sequence[str]
 
 def sub_parser(name: str) -> argparse.ArgumentParser:
     """The parser of one sub-command (``show``, ``monitor analyze``); imports its file."""
-    first, _, second = name.partition(" ")
-    table = _group(first).COMMANDS if second else COMMANDS
-    module = importlib.import_module(f"msprobe_engine.cli.{table[second or first].module}")
+    group, _, command = name.partition(" ")
+    table = _group(group).COMMANDS if command else COMMANDS
+    module = importlib.import_module(f"msprobe_engine.cli.{table[command or group].module}")
     parser = Parser(
         prog=f"msprobe {name}",
         description=(module.__doc__ or "").replace("`", ""),

@@ -88,7 +88,7 @@ class Redaction:
             word = None if text is None else self.digest(int(text, 16))
             return None if word is None else f"{word:016x}"
 
-        samples = {"samples": [redact_digest(one) for one in found["samples"]]} if "samples" in found else {}
+        samples = {"samples": [redact_digest(sample) for sample in found["samples"]]} if "samples" in found else {}
         return {**found, "digest": redact_digest(found["digest"]), **samples, _MARK: self.mark}
 
     def values(self, node: Any, *, inside: bool = False) -> Any:

@@ -113,14 +113,14 @@ class ClosingWords:
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
 
     def _said_of_alerts(self) -> str:
-        here = "on this rank" if self._world_size > 1 else ""
+        scope = "on this rank" if self._world_size > 1 else ""
         if not self._began:
             watched = self._settings.monitor is not None or self._settings.incident.level
-            return f"none {here}".strip() if watched else ""
+            return f"none {scope}".strip() if watched else ""
         counts = ", ".join(f"{rule} {count}" for rule, count in self._alerts.most_common(4))
         others = ", ..." if len(self._alerts) > 4 else ""
         return (
-            f"{sum(self._alerts.values())} {here}".strip()
+            f"{sum(self._alerts.values())} {scope}".strip()
             + f" ({counts}{others}); first: {_shorten_message(one_line(_earliest(self._began)))}"
         )
 
@@ -154,16 +154,16 @@ class ClosingWords:
         operators were kept; and this run against the one before it of the same program, where there is one."""
         earlier = find_run_before(self._settings)
         root = shlex.quote(root)
-        two = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"] if earlier else []
+        commands = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"] if earlier else []
         if self._began or incident:
             unknown = not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
-            return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else []), *two]
+            return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else []), *commands]
         if self._settings.monitor is not None:
-            return [f"msprobe monitor report {root}", *two]
+            return [f"msprobe monitor report {root}", *commands]
         dump = self._settings.dump
         if dump is None or (dump.step and len(self._to_dump) == len(set(dump.step))):
             return []
-        return two or [f"msprobe diagnose {root} GOLDEN"]
+        return commands or [f"msprobe diagnose {root} GOLDEN"]
 
 
 def _again(options: str) -> list[str]:
@@ -191,12 +191,12 @@ def _bytes_below(directory: str) -> tuple[int, bool]:
     """Sizes of all files of this run, beside which others may lie in directories of their own, and whether there was time to ask for all: a
     process that is asked to end has little."""
     total, until = 0, time.monotonic() + _WALK_SECONDS
-    for at, inside, names in os.walk(directory):
-        if at == directory:
+    for folder, inside, names in os.walk(directory):
+        if folder == directory:
             inside[:] = [name for name in inside if name in PARTS]
         for name in names:
             try:
-                total += os.lstat(os.path.join(at, name)).st_size
+                total += os.lstat(os.path.join(folder, name)).st_size
             except OSError:
                 continue
         if time.monotonic() > until:
@@ -214,22 +214,22 @@ def find_run_before(settings: ProbeSettings) -> str:
     """The newest other run beside this one that has what this one has, or what this one has set aside; empty where there is none. A dump
     has to have a step of this one's, and the packs of both have to name one program: runs of several lie in one directory."""
     part = IN_RUN if settings.dump is not None else "monitor"
-    here = os.path.abspath(settings.output_dir)
-    steps = _names_in(f"{here}/{part}") if settings.dump is not None else set()
-    found: list[tuple[float, str, Path]] = []
-    for above, own in ((os.path.dirname(here), False), (here, True)):
+    own_directory = os.path.abspath(settings.output_dir)
+    steps = _names_in(f"{own_directory}/{part}") if settings.dump is not None else set()
+    candidates: list[tuple[float, str, Path]] = []
+    for above, own in ((os.path.dirname(own_directory), False), (own_directory, True)):
         with contextlib.suppress(OSError), os.scandir(above) as listed:
             for entry in itertools.islice(listed, _MOST_BESIDE):
-                other = EARLIER_RUN.fullmatch(entry.name) if own else entry.path != here
+                other = EARLIER_RUN.fullmatch(entry.name) if own else entry.path != own_directory
                 if not other or entry.is_symlink() or not os.path.isdir(f"{entry.path}/{part}"):
                     continue
                 if not steps or not steps.isdisjoint(_names_in(f"{entry.path}/{part}")):
                     pack = Path(entry.path, NAME)
                     if own and not pack.is_file():  # another rank had replaced it before the dumps were set aside
-                        pack = Path(here, NAME).with_suffix(".previous.zip")
-                    found.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path, pack))
-    program = _program_in(Path(settings.config_check.path or Path(here, NAME))) if found else ""
-    for _, run, pack in sorted(found, reverse=True)[:_MOST_READ]:
+                        pack = Path(own_directory, NAME).with_suffix(".previous.zip")
+                    candidates.append((os.stat(f"{entry.path}/{part}").st_mtime, entry.path, pack))
+    program = _program_in(Path(settings.config_check.path or Path(own_directory, NAME))) if candidates else ""
+    for _, run, pack in sorted(candidates, reverse=True)[:_MOST_READ]:
         if one_line(run) == run and program and _program_in(pack) == program:  # others cannot be typed
             path = os.path.relpath(run)
             return run if path.startswith(("..", "-")) else path

@@ -77,16 +77,16 @@ def set_aside(settings: ProbeSettings, rank: int, world_size: int, step: int) ->
     root = Path(settings.output_dir)
     if is_restart() or (settings.dump is not None and settings.dump.dump_path):
         return []
-    mine, others = _dumps_of(root / IN_RUN, rank, world_size)
-    held = [root / IN_RUN] if mine or others else []
+    own, others = _dumps_of(root / IN_RUN, rank, world_size)
+    held = [root / IN_RUN] if own or others else []
     if not rank and not settings.incident.path and _holds_anything(root / INCIDENTS):
         held.append(root / INCIDENTS)
-    begun = [*(found for found, _ in (*mine, *others)), *_first_steps(root / "monitor", rank)]
+    begun = [*(number for number, _ in (*own, *others)), *_first_steps(root / "monitor", rank)]
     if not held or not begun or step > min(begun):
         return []
     links = [place for place in held if place.is_symlink()]
     said = [_STAYS_LINKED.format(one_line(" and ".join(map(str, links))))] if links else []
-    moved = [directory for _, directory in mine if root / IN_RUN not in links]
+    moved = [directory for _, directory in own if root / IN_RUN not in links]
     unknown = not world_size and (others or root / INCIDENTS in held)
     if root / INCIDENTS in held and root / INCIDENTS not in links and not unknown:
         moved.append(root / INCIDENTS)
@@ -127,7 +127,7 @@ def _dumps_of(root: Path, rank: int, world_size: int) -> tuple[list[tuple[int, P
     """Steps and directories: of this rank's dumps, where it is rank 0 also of ranks beyond the last one; and of other ranks, where nobody
     knows how many there are. Links below `root` are left where they are: they lead to files of somebody else, or would lead elsewhere from
     another place."""
-    mine: list[tuple[int, Path]] = []
+    own: list[tuple[int, Path]] = []
     others: list[tuple[int, Path]] = []
     for step in list(root.iterdir()) if root.is_dir() else ():
         number = layout.step_of(step.name)
@@ -139,8 +139,8 @@ def _dumps_of(root: Path, rank: int, world_size: int) -> tuple[list[tuple[int, P
                 beyond = [each for each in step.iterdir() if (layout.rank_of(each.name) or 0) >= (world_size or 1)]
                 directories += beyond if world_size else []
                 others += [] if world_size else [(number, each) for each in beyond if _is_own_directory(each)]
-        mine += [(number, directory) for directory in directories if _is_own_directory(directory)]
-    return mine, others
+        own += [(number, directory) for directory in directories if _is_own_directory(directory)]
+    return own, others
 
 
 def _is_own_directory(path: Path) -> bool:
@@ -216,10 +216,10 @@ def _last_started(directory: Path, rank: int) -> str:
     if not directory.is_dir():
         return ""
     try:
-        mine = rank_directories(directory, rank)
+        directories = rank_directories(directory, rank)
     except UsageError:  # a directory that cannot be listed is said by who writes there
         return ""
-    return str(read_info(mine[-1].path).get("started") or mine[-1].stamp or "at an unknown time") if mine else ""
+    return str(read_info(directories[-1].path).get("started") or directories[-1].stamp or "at an unknown time") if directories else ""
 
 
 def _has_files(directory: Path, prefix: str) -> bool:

@@ -264,8 +264,8 @@ class Pipeline:
             part = f"rule {rule.name}"
             if self.faults.is_enabled(part):
                 with self.faults.guard(part):
-                    found = rule.check(frame)
-                    alerts.extend([a for a in found if (a.rule, a.name) not in known] if known else found)
+                    raised = rule.check(frame)
+                    alerts.extend([each for each in raised if (each.rule, each.name) not in known] if known else raised)
         try:
             with self.faults.guard("writer"):
                 self.writer.submit(frame, alerts)
@@ -315,22 +315,28 @@ class Announcer:
             by_rule.setdefault(alert.rule, []).append(alert)
         self._quiet = {rule: 0 if rule in by_rule else self._quiet.get(rule, 0) + 1 for rule in {*self._running, *by_rule}}
         self._running = {rule: count for rule, count in self._running.items() if self._quiet[rule] <= (QUIET if rule in _STAYING else 0)}
-        for rule, found in by_rule.items():
+        for rule, of_rule in by_rule.items():
             steps = self._running[rule] = self._running.get(rule, 0) + 1
-            level = logging.ERROR if any(a.severity == "critical" for a in found) else logging.WARNING
+            level = logging.ERROR if any(a.severity == "critical" for a in of_rule) else logging.WARNING
             if steps == 1:
-                for alert in found[:LINES_PER_STEP]:
+                for alert in of_rule[:LINES_PER_STEP]:
                     _log.log(level, "ALERT %s", alert.message)
-                if len(found) > LINES_PER_STEP:
-                    more = len(found) - LINES_PER_STEP
-                    _log.log(level, "ALERT %s: and %d more %s in step %d", rule, more, _LIKE_THESE[more > 1], found[0].step)
-            elif all(alert.extra.get("over") for alert in found):
+                if len(of_rule) > LINES_PER_STEP:
+                    more = len(of_rule) - LINES_PER_STEP
+                    _log.log(level, "ALERT %s: and %d more %s in step %d", rule, more, _LIKE_THESE[more > 1], of_rule[0].step)
+            elif all(alert.extra.get("over") for alert in of_rule):
                 if _is_shown(steps):
-                    _log.log(level, "ALERT %s", found[0].message)
+                    _log.log(level, "ALERT %s", of_rule[0].message)
             elif _is_shown(steps):
-                first = found[0]
+                first = of_rule[0]
                 _log.log(
-                    level, "ALERT %s goes on, %d in step %d (every %d steps): %s", rule, len(found), first.step, REPEAT_EVERY, first.message
+                    level,
+                    "ALERT %s goes on, %d in step %d (every %d steps): %s",
+                    rule,
+                    len(of_rule),
+                    first.step,
+                    REPEAT_EVERY,
+                    first.message,
                 )
 
 

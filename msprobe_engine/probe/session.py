@@ -286,9 +286,9 @@ def _describe_end(*, signalled: bool, redact: bool) -> dict[str, Any]:
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     if error is None or (isinstance(error, SystemExit) and not error.code):
         return {"how": "signal" if signalled else "closed"}
-    found: dict[str, Any] = {"how": "signal" if signalled else "exception", "error": type(error).__name__}
+    end: dict[str, Any] = {"how": "signal" if signalled else "exception", "error": type(error).__name__}
     if not redact and (message := one_line(str(error))):
-        found["message"] = message[:_LONGEST]
+        end["message"] = message[:_LONGEST]
     if frames := traceback.extract_tb(error.__traceback__, limit=-1):
-        found["where"] = f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].name}"
-    return found
+        end["where"] = f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].name}"
+    return end

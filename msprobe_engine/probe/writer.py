@@ -135,14 +135,14 @@ class SinkQueue:
         """Wait until the sinks have been given everything that was queued so far, at most so many seconds; False: they have not."""
         if not self._works:
             return True
-        done = threading.Event()
+        flushed = threading.Event()
         until = time.monotonic() + seconds
         written = False
         with contextlib.suppress(queue.Full, RuntimeError):  # at the end of the interpreter no thread can be started
             self._need_thread()
             assert self._thread is not None
-            self._queue.put(done.set, timeout=seconds)
-            while not (written := done.wait(min(1.0, max(0.0, until - time.monotonic())))):
+            self._queue.put(flushed.set, timeout=seconds)
+            while not (written := flushed.wait(min(1.0, max(0.0, until - time.monotonic())))):
                 if time.monotonic() >= until or not self._thread.is_alive():
                     break
         return written

@@ -111,8 +111,8 @@ class Report:
         verdict = f"{len(wrong)} WRONG" if wrong else "nothing is wrong in what was checked" if ran else "nothing could be checked"
         said = [f"{verdict}: {ran} of {len(self.results)} checks ran, {complete} of them without a line that was skipped"]
         for kind in ("WRONG", "slow"):
-            if found := self.lines(kind):
-                said.append(f"{kind}: " + "; ".join(f"{check.key} {line.name}" for check, line in found))
+            if entries := self.lines(kind):
+                said.append(f"{kind}: " + "; ".join(f"{check.key} {line.name}" for check, line in entries))
         reasons: dict[str, list[str]] = {}
         for check, line in self.lines("skipped"):
             reasons.setdefault(line.why, []).append(f"{check.key} {line.name}")
@@ -188,7 +188,7 @@ def run(
     """
     end, start = time.monotonic() + budget, 0.0
     for number, check in enumerate(checks):
-        left, wanted = end - time.monotonic() - start * (len(checks) - number), sum(one.seconds for one in checks[number:])
+        left, wanted = end - time.monotonic() - start * (len(checks) - number), sum(later.seconds for later in checks[number:])
         box = check.seconds + left - wanted if left > wanted else check.seconds * left / wanted
         result = Result(check)
         report.results.append(result)

@@ -89,8 +89,8 @@ def greet(version: str) -> Greeting:
     greeting = Greeting(version, platform.python_version())
     for names, into in ((FOLLOWED, greeting.followed), (NAMED, greeting.named), (UNKNOWN, greeting.unknown)):
         for name in names:
-            if (found := _version(name)) is not None:
-                into[name] = found
+            if (installed := _version(name)) is not None:
+                into[name] = installed
     greeting.conflicts = list(find_conflicts())
     greeting.limits = _limits()
     if greeting.followed:
@@ -113,9 +113,9 @@ def find_conflicts() -> list[str]:
             said.append(_of_another(point.dist))
     package, engine = find_spec("msprobe"), find_spec("msprobe_engine")
     if package is not None and engine is not None and package.origin and engine.origin:
-        here, ours = Path(package.origin).resolve().parent, Path(engine.origin).resolve().parent.parent / "msprobe"
-        if here != ours:
-            said.append(f"import msprobe gives {here}, not {ours}: take the other one off sys.path (PYTHONPATH, the working directory)")
+        imported, own = Path(package.origin).resolve().parent, Path(engine.origin).resolve().parent.parent / "msprobe"
+        if imported != own:
+            said.append(f"import msprobe gives {imported}, not {own}: take the other one off sys.path (PYTHONPATH, the working directory)")
     command = shutil.which("msprobe")
     if command is not None and sys.prefix != sys.base_prefix and not Path(command).resolve().is_relative_to(Path(sys.prefix).resolve()):
         beside = Path(sys.prefix) / "bin" / "msprobe"
@@ -129,12 +129,12 @@ def find_foreign() -> list[str]:
     said = []
     for name in FOREIGN:
         with suppress(PackageNotFoundError):
-            found = distribution(name)
-            if name == EXISTING or COMMAND not in (point.value for point in found.entry_points):
-                said.append(_of_another(found))
+            package = distribution(name)
+            if name == EXISTING or COMMAND not in (point.value for point in package.entry_points):
+                said.append(_of_another(package))
             elif _version(NAME) is not None:
                 said.append(
-                    f"{name} {found.version} is an earlier version of this tool under its former name: run 'pip uninstall {name}', then "
+                    f"{name} {package.version} is an earlier version of this tool under its former name: run 'pip uninstall {name}', then "
                     f"'{install_command()}' again, because both have the same files"
                 )
     return said

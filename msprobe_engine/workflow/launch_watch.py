@@ -135,13 +135,13 @@ class LaunchReports:
                 f"report here. msprobe show {written} lists them"
             ]
         seen, what_to_do = self._explain()
-        found = any("refused" in process.events for process in self._seen.values())
-        if not found and any("interrupted" in process.events for process in self._seen.values()):
+        refused = any("refused" in process.events for process in self._seen.values())
+        if not refused and any("interrupted" in process.events for process in self._seen.values()):
             return ["the program was interrupted before a training was found: nothing was watched, nothing is written"]
-        first = "" if found else "no training was found on this machine: "
+        first = "" if refused else "no training was found on this machine: "
         if code := self._exit_code():
             first = f"the program itself ended with exit code {code}, its error stands above; {first}"
-            what_to_do = what_to_do if found else "mend that error and start again"
+            what_to_do = what_to_do if refused else "mend that error and start again"
         return [f"{first}nothing was watched, nothing is written. {seen}", f"what to do: {what_to_do}"]
 
     def _exit_code(self) -> str:
@@ -281,7 +281,7 @@ def _left_behind(receiver: socket.socket) -> list[int]:
 def _find_marked_processes(name: bytes) -> tuple[list[int], bool]:
     """(processes with `name` in their environment, whether there is one that shows no environment)."""
     mark = f"{LAUNCH}=".encode()
-    found, empty = [], False
+    processes, empty = [], False
     for entry in os.listdir("/proc"):
         if not entry.isdecimal() or int(entry) == os.getpid():
             continue
@@ -294,8 +294,8 @@ def _find_marked_processes(name: bytes) -> tuple[list[int], bool]:
         except OSError:  # gone, another user's, or the kernel's
             continue
         if any(each.startswith(mark) and each.endswith(b":" + name) for each in text.split(b"\0")):
-            found.append(int(entry))
-    return found, empty
+            processes.append(int(entry))
+    return processes, empty
 
 
 def _speak(reports: LaunchReports, written: str, running: Sequence[int]) -> None:

@@ -35,11 +35,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add("-f", "--filter_api", action="store_true", help="leave out calls that repeat an earlier one with other numbers")
     add("-config", "--config_path", metavar="FILE", help="config.json with a section run_ut, or config.yaml")
     add("-n", "--num_splits", type=int, default=0, metavar="N", help="processes, 1 to 64 (default: by cores and calls)")
-    ours = parser.add_argument_group("what is checked against what")
-    ours.add_argument("--dtype", metavar="TYPE", help="round all floating inputs to this type first: bfloat16, float16, float32")
-    ours.add_argument("--compiled", action="store_true", help="check what the framework's compiler makes of each call")
-    ours.add_argument("--bench", default="cpu", metavar="DEVICE", help="where the reference runs (default: %(default)s)")
-    ours.add_argument(
+    group = parser.add_argument_group("what is checked against what")
+    group.add_argument("--dtype", metavar="TYPE", help="round all floating inputs to this type first: bfloat16, float16, float32")
+    group.add_argument("--compiled", action="store_true", help="check what the framework's compiler makes of each call")
+    group.add_argument("--bench", default="cpu", metavar="DEVICE", help="where the reference runs (default: %(default)s)")
+    group.add_argument(
         "--operators",
         nargs="+",
         default=[],
@@ -47,7 +47,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         help="Python files with operators or formulas of your own; YAML files that say which formula is whose "
         "(operators: {NAME: {forward: FUNCTION}})",
     )
-    ours.add_argument(
+    group.add_argument(
         "--bench_dtype", choices=("float64", "raised"), help="precision of the reference; raised: one step up (default: float64)"
     )
     how = parser.add_argument_group("how")
@@ -99,9 +99,9 @@ def run(args: argparse.Namespace) -> int:
         return received.exit_code
     from msprobe_engine.accuracy.precheck.run import check_dump
 
-    found = check_dump(args.api_info_file or args.dump, settings, options, args.out_path, args.result_csv_path)
-    print(printable(found.text()))
-    return found.exit_code
+    result = check_dump(args.api_info_file or args.dump, settings, options, args.out_path, args.result_csv_path)
+    print(printable(result.text()))
+    return result.exit_code
 
 
 def _check(args: argparse.Namespace, online: bool) -> None:

@@ -114,15 +114,15 @@ def run(args: argparse.Namespace) -> int:
     options = _options(args, log, stack is not None, given)
     show = stack if args.stack_mode else None
     with cluster(args.scheduler):
-        found = compare_dumps(
+        result = compare_dumps(
             target, golden, args.output_path, options, stack=show, scheduler=args.scheduler, diagnose=not args.no_diagnose
         )
-    if same and found.diagnosis is not None:
-        found.diagnosis.nothing = SAME_FILES
-    print(say_steps(found.text(), found.other_steps))
-    for note in found.notes:
+    if same and result.diagnosis is not None:
+        result.diagnosis.nothing = SAME_FILES
+    print(say_steps(result.text(), result.other_steps))
+    for note in result.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
-    return found.exit_code
+    return result.exit_code
 
 
 def _first_difference(target: str, golden: str, output: str) -> int:
@@ -131,18 +131,18 @@ def _first_difference(target: str, golden: str, output: str) -> int:
     from msprobe_engine.find.findings import NONE
     from msprobe_engine.report.table.diff_analyze import NOTHING, first_differences
 
-    path, found = first_differences(target, golden, output)
+    path, result = first_differences(target, golden, output)
     if path is not None:
-        print(say_steps(f"The first difference is in {path}", found.other_steps))
-    elif found.finding != NONE or found.problems:  # calls or renamed modules, of which no record is the first; or not all was compared
-        print(say_steps(printable(found.headline()), found.other_steps))
+        print(say_steps(f"The first difference is in {path}", result.other_steps))
+    elif result.finding != NONE or result.problems:  # calls or renamed modules, of which no record is the first; or not all was compared
+        print(say_steps(printable(result.headline()), result.other_steps))
     else:
-        print(say_steps(NOTHING, found.other_steps))
-    for problem in found.problems:
+        print(say_steps(NOTHING, result.other_steps))
+    for problem in result.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
-    if path is not None or found.finding != NONE:
+    if path is not None or result.finding != NONE:
         return 1
-    return 3 if found.problems else 0
+    return 3 if result.problems else 0
 
 
 def _rename(args: argparse.Namespace, map_dict: dict[str, str], target: str) -> None:

@@ -63,22 +63,22 @@ def run(args: argparse.Namespace) -> int:
     same = warn_same_files(args.target, args.golden)
     mappings = Mappings(args.data_mapping, args.cell_mapping, args.api_mapping, args.layer_mapping)
     with cluster(args.scheduler):
-        found = diagnose(
+        result = diagnose(
             args.target, args.golden, calibration=args.calibration, mappings=mappings, exact=args.exact, scheduler=args.scheduler
         )
-    if same and found.finding == NONE:
-        found.nothing, found.evidence = SAME_FILES, []
-    print(say_steps(found.text(), found.other_steps))
+    if same and result.finding == NONE:
+        result.nothing, result.evidence = SAME_FILES, []
+    print(say_steps(result.text(), result.other_steps))
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     with guard_writing(args.output_path, "name another directory with -o"):
-        args.answer_file, page = write(found, args.output_path)
-        names = renames.write(found, Path(args.output_path) / renames.FILE)
-        functions = two_frameworks.write(found, Path(args.output_path) / two_frameworks.FILE)
+        args.answer_file, page = write(result, args.output_path)
+        names = renames.write(result, Path(args.output_path) / renames.FILE)
+        functions = two_frameworks.write(result, Path(args.output_path) / two_frameworks.FILE)
     print(f"Page: {page}")
     if names is not None:
         print(printable(f"Mapping: {names}; with -cm {names} these names are no difference (msprobe diagnose and compare take it)"))
     if functions is not None:
         print(printable(f"Mapping: {functions}; functions that are likely to be the same; look it through and give it back with -am"))
-    if found.finding != NONE:
+    if result.finding != NONE:
         return 1
-    return 3 if found.problems else 0
+    return 3 if result.problems else 0

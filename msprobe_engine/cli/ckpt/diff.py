@@ -82,21 +82,21 @@ def run(args: argparse.Namespace) -> int:
         atol=args.atol, rtol=args.rtol, memory_mb=args.memory_mb, workers=args.workers, trust=args.trust, quick=args.quick,
         model_only=args.model_only, mapping=args.map, output=args.output_path, resume=args.resume,
     )  # fmt: skip
-    found = diff(args.a, args.b, options)
-    found.same_files = same
+    result = diff(args.a, args.b, options)
+    result.same_files = same
     shown = {"only_different": args.only_different, "top": args.top}
     # The verdict first: it is not lost when a report cannot be written.
-    print(files.json_text(found, **shown).rstrip() if args.json == "-" else text(found, TOP if args.top is None else args.top))
+    print(files.json_text(result, **shown).rstrip() if args.json == "-" else text(result, TOP if args.top is None else args.top))
     written = []
     if args.json not in (None, "-"):
-        written.append(write_report(Path(args.json), files.json_text(found, **shown)))
+        written.append(write_report(Path(args.json), files.json_text(result, **shown)))
     if args.csv is not None:
-        written.append(write_report(Path(args.csv), files.csv_text(found, **shown)))
+        written.append(write_report(Path(args.csv), files.csv_text(result, **shown)))
     if args.html is not None:
-        written.append(write_report(Path(args.html), page(found, **shown)))
+        written.append(write_report(Path(args.html), page(result, **shown)))
     if args.output_path is not None:
-        written += files.write_all(found, args.output_path, **shown)
+        written += files.write_all(result, args.output_path, **shown)
         resume.forget(args.output_path)
     for path in written if args.json != "-" else ():
         print(f"written: {path}")
-    return found.code
+    return result.code

@@ -38,13 +38,13 @@ def run(args: argparse.Namespace) -> int:
 
     refuse_overwriting([("-o", args.output_path)], meant(args.path))
     begin = time.monotonic()
-    checkpoint, found, nbytes = digest_checkpoint(args.path, Options(trust=args.trust, workers=args.workers, memory_mb=args.memory_mb))
-    write_manifest(args.output_path, checkpoint, found)
-    bad = [digest for digest in found if digest.trouble or digest.missing]
+    checkpoint, digests, nbytes = digest_checkpoint(args.path, Options(trust=args.trust, workers=args.workers, memory_mb=args.memory_mb))
+    write_manifest(args.output_path, checkpoint, digests)
+    bad = [digest for digest in digests if digest.trouble or digest.missing]
     for digest in bad:
         warning(f"{one_line(digest.name)}: {one_line(digest.trouble) or f'{digest.missing} elements are in no file'}")
     for problem in checkpoint.problems:
         warning(one_line(problem))
     seconds = time.monotonic() - begin
-    print(f"{format_count(len(found), 'tensor')}, {size(nbytes)} in {seconds:.1f} s: {args.output_path}")
+    print(f"{format_count(len(digests), 'tensor')}, {size(nbytes)} in {seconds:.1f} s: {args.output_path}")
     return 2 if bad or checkpoint.problems else 0

@@ -45,12 +45,12 @@ def run(args: argparse.Namespace) -> int:
     mapping = read_mapping(args.mapping) if args.mapping else {}
     options = Options(mapping, args.micro_step == "true", args.process_num, args.force)
     left_out = 0
-    for done in data2db(args.db, args.data, args.format, options):
-        left_out += done.left_out
-        skipped = f", {done.skipped} were there already" if done.skipped else ""
-        print(f"{done.path}: {done.rows} rows from {done.units} tables{skipped}")
-        for what, count in list(done.problems.items())[:10]:
-            print(printable(f"  not read: {what} ({count})"))
-        if len(done.problems) > 10:
-            print(f"  and {len(done.problems) - 10} more problems")
+    for table in data2db(args.db, args.data, args.format, options):
+        left_out += table.left_out
+        skipped = f", {table.skipped} were there already" if table.skipped else ""
+        print(f"{table.path}: {table.rows} rows from {table.units} tables{skipped}")
+        for problem, count in list(table.problems.items())[:10]:
+            print(printable(f"  not read: {problem} ({count})"))
+        if len(table.problems) > 10:
+            print(f"  and {len(table.problems) - 10} more problems")
     return 3 if left_out else 0

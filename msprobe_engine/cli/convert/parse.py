@@ -36,16 +36,16 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.errors import DumpFormatError
     from msprobe_engine.formats.legacy.parse.convert import convert
 
-    done = convert(args.dump_path, args.output_path, args.parse_type, args.msaccucmp)
-    for problem in done.problems[:20] if done.files else ():
+    result = convert(args.dump_path, args.output_path, args.parse_type, args.msaccucmp)
+    for problem in result.problems[:20] if result.files else ():
         print(printable(f"warning: {problem}"), file=sys.stderr)
-    if not done.files:
-        raise DumpFormatError("nothing was converted" + "".join(f"\n  {problem}" for problem in done.problems[:20]))
-    more = f", {len(done.problems)} could not be read" if done.problems else ""
-    skipped = f", {len(done.skipped)} files hold no tensor" if done.skipped else ""
-    what = "1 tensor" if len(done.files) == 1 else f"{len(done.files)} tensors"
-    print(printable(f"{what} written to {args.output_path}{more}{skipped}"))
-    return 1 if done.problems else 0
+    if not result.files:
+        raise DumpFormatError("nothing was converted" + "".join(f"\n  {problem}" for problem in result.problems[:20]))
+    more = f", {len(result.problems)} could not be read" if result.problems else ""
+    skipped = f", {len(result.skipped)} files hold no tensor" if result.skipped else ""
+    tensors = "1 tensor" if len(result.files) == 1 else f"{len(result.files)} tensors"
+    print(printable(f"{tensors} written to {args.output_path}{more}{skipped}"))
+    return 1 if result.problems else 0
 
 
 def _interactive() -> int:

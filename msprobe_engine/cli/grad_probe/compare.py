@@ -39,16 +39,16 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.log import printable
     from msprobe_engine.formats.grad_probe.compare import compare_one, compare_runs, is_rank_directory
 
-    first, second, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
-    warn_same_files(first, second)
-    one = is_rank_directory(first) and is_rank_directory(second)
-    found = (compare_one if one else compare_runs)(first, second, output, plots=plots, progress=progress)
-    suspects = found.suspects
+    target, golden, output, plots = Path(args.first), Path(args.second), Path(args.output_path), not args.no_plots
+    warn_same_files(target, golden)
+    of_one_rank = is_rank_directory(target) and is_rank_directory(golden)
+    result = (compare_one if of_one_rank else compare_runs)(target, golden, output, plots=plots, progress=progress)
+    suspects = result.suspects
     if suspects:
-        at = min(s.step for s in suspects)
-        names = list(dict.fromkeys(s.parameter for s in suspects if s.step == at))
+        step = min(s.step for s in suspects)
+        names = list(dict.fromkeys(s.parameter for s in suspects if s.step == step))
         more = f" and {len(names) - 1} more" if len(names) > 1 else ""
-        print(printable(f"First difference: step {at}, gradient of {names[0]}{more}"))
+        print(printable(f"First difference: step {step}, gradient of {names[0]}{more}"))
     else:
         print("No gradient is suspect")
     for suspect in suspects[:MOST]:
@@ -57,11 +57,11 @@ def run(args: argparse.Namespace) -> int:
     if len(suspects) > MOST:
         print(f"... and {len(suspects) - MOST} more in suspects.csv")
     print(f"Details: {output}")
-    print(f"Compared: ranks {found.ranks}, steps {found.steps}, parameters {found.parameters}")
-    for line in found.notes:
+    print(f"Compared: ranks {result.ranks}, steps {result.steps}, parameters {result.parameters}")
+    for line in result.notes:
         print(printable(f"note: {line}"), file=sys.stderr)
-    for line in found.problems:
+    for line in result.problems:
         print(printable(f"warning: {line}"), file=sys.stderr)
     if suspects:
         return 1
-    return 3 if found.problems else 0
+    return 3 if result.problems else 0

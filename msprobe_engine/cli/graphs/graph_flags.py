@@ -32,20 +32,20 @@ def add_shared(parser: argparse.ArgumentParser, formats: str) -> None:
         metavar="YAML",
         help="names of layers; alone: match by names, whatever the shapes",
     )
-    ours = parser.add_argument_group("what comes out and what goes in")
-    ours.add_argument("--format", metavar="NAME,NAME", help=f"among {', '.join(FORMATS)}; default: {formats}")
-    ours.add_argument("--step", metavar="N,N-M", help="only these steps")
-    ours.add_argument("--rank", metavar="N,N-M", help="only these ranks")
-    ours.add_argument(
+    group = parser.add_argument_group("what comes out and what goes in")
+    group.add_argument("--format", metavar="NAME,NAME", help=f"among {', '.join(FORMATS)}; default: {formats}")
+    group.add_argument("--step", metavar="N,N-M", help="only these steps")
+    group.add_argument("--rank", metavar="N,N-M", help="only these ranks")
+    group.add_argument(
         "--match",
         choices=("structure", "exact"),
         default="structure",
         help="exact: nodes that the existing tool leaves without a partner are left; default: %(default)s",
     )
-    ours.add_argument("--open", action="store_true", help="show the page in a browser")
-    ours.add_argument("--workers", type=int, default=0, metavar="N", help="processes; default: one per core")
-    ours.add_argument("--memory_mb", type=int, default=2048, metavar="MIB", help="for all of them together; default: %(default)s")
-    ours.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
+    group.add_argument("--open", action="store_true", help="show the page in a browser")
+    group.add_argument("--workers", type=int, default=0, metavar="N", help="processes; default: one per core")
+    group.add_argument("--memory_mb", type=int, default=2048, metavar="MIB", help="for all of them together; default: %(default)s")
+    group.add_argument("--scheduler", default="", metavar="ADDRESS", help="a running Dask cluster (tcp://host:8786)")
     merge = parser.add_argument_group("ranks of a parallel job in one graph")
     merge.add_argument("--merge", choices=("auto",), help="auto: the dumps themselves say how the job was cut")
     merge.add_argument("--rank_size", type=int, nargs="+", metavar="N", help="number of ranks; with two runs two numbers")
@@ -67,11 +67,11 @@ def formats_of(args: argparse.Namespace, default: tuple[str, ...]) -> tuple[str,
 
     if args.format is None:
         return default
-    found = tuple(name for name in args.format.replace(" ", "").split(",") if name)
-    wrong = [name for name in found if name not in FORMATS]
-    if wrong or not found:
+    formats = tuple(name for name in args.format.replace(" ", "").split(",") if name)
+    wrong = [name for name in formats if name not in FORMATS]
+    if wrong or not formats:
         raise UsageError(f"--format {args.format!r}: allowed are {', '.join(FORMATS)}, several with commas between them")
-    return found
+    return formats
 
 
 def layouts(args: argparse.Namespace, sides: int) -> tuple[Layout, ...]:
@@ -138,9 +138,9 @@ def draw(args: argparse.Namespace, target: str, golden: str | None, **settings: 
     if args.file_type == "json" and (golden or not options.merge):
         raise UsageError("--file_type json writes the merged dump of one run; give one path, and --merge auto or --rank_size")
     with cluster(args.scheduler):
-        found = run(target, golden, args.output_path, options, _print_progress if options.progress_log else None)
-    _print_result(found, args.open)
-    return found.exit_code
+        result = run(target, golden, args.output_path, options, _print_progress if options.progress_log else None)
+    _print_result(result, args.open)
+    return result.exit_code
 
 
 def _print_progress(line: str) -> None:

@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
     with bar("looking", len(modules)) as advance, ThreadPoolExecutor(2) as pool:
 
         def one(name: str) -> dict[str, Any]:
-            found = check(name, modules[name], imports=args.imports)
+            each = check(name, modules[name], imports=args.imports)
             advance(name)
-            return found
+            return each
 
         reports = list(pool.map(one, modules))
     print(json.dumps(reports, indent=2) if args.json else "\n".join(lines(reports)))
@@ -87,7 +87,7 @@ def check(name: str, module: str, *, imports: bool = False) -> dict[str, Any]:
         environment = {**os.environ, "MSPROBE_AUTOLOAD": "0"}
         command = [sys.executable, "-m", RUNNER, module, str(file), *(["import"] if imports else [])]
         try:
-            done = subprocess.run(
+            process = subprocess.run(
                 command,
                 stdin=subprocess.DEVNULL,
                 capture_output=True,
@@ -97,13 +97,13 @@ def check(name: str, module: str, *, imports: bool = False) -> dict[str, Any]:
                 env=environment,
                 errors="replace",
             )
-            found: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
-            return found
+            report: dict[str, Any] = json.loads(file.read_text(encoding="utf-8"))
+            return report
         except subprocess.TimeoutExpired:
             why = f"the import took longer than {SECONDS} s"
         except (OSError, ValueError):
-            last = done.stderr.strip().splitlines()
-            why = last[-1] if last and done.returncode > 0 else f"the process that imports it ended with exit code {done.returncode}"
+            last = process.stderr.strip().splitlines()
+            why = last[-1] if last and process.returncode > 0 else f"the process that imports it ended with exit code {process.returncode}"
     return {"name": name, "package": "", "version": "", "installed": True, "error": why, "rows": []}
 
 
@@ -114,10 +114,10 @@ def is_degraded(report: dict[str, Any]) -> bool:
 
 def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
     """The reports as text: a line per framework, then what is missing."""
-    here = [report for report in reports if report["installed"]]
-    width = max((len(report["name"]) for report in here), default=0) + 2
+    installed = [report for report in reports if report["installed"]]
+    width = max((len(report["name"]) for report in installed), default=0) + 2
     said = []
-    for report in here:
+    for report in installed:
         rows = [row for row in report["rows"] if row["state"] in ("there", "lost")]
         lost = sum(row["state"] == "lost" for row in rows)
         later = sum(row["state"] == "in training" for row in report["rows"])
@@ -125,7 +125,7 @@ def lines(reports: Sequence[dict[str, Any]]) -> list[str]:
         parts += [f"{later} {'more ' if rows else ''}of objects that only a training has: checked when one begins"] if later else []
         state = "does not work here" if report["error"] else "; ".join(parts)
         said.append(f"{report['name']:{width}}{report['version'] or '(unknown)':12}  {state}")
-    for report in here:
+    for report in installed:
         if is_degraded(report):
             said += ["", f"{report['name']} {report['version']}".rstrip() + ":"]
             said += [f"  {report['error']}"] if report["error"] else []

@@ -157,8 +157,8 @@ def _watch(environment: dict[str, str], *, latest: bool) -> None:
     dump, sinks = settings.dump, settings.sinks
     places = [settings.output_dir, dump.dump_path if dump else "", sinks.csv.path, environment.get("MONITOR_OUTPUT_DIR", "")]
     root = os.path.dirname(settings.output_dir) if latest else ""
-    if told := watch_launch([place for place in places if place], root):
-        environment[LAUNCH] = told
+    if key := watch_launch([place for place in places if place], root):
+        environment[LAUNCH] = key
 
 
 def _keep_launch_line(environment: dict[str, str], command: list[str]) -> None:

@@ -67,8 +67,12 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> tuple[in
     from msprobe_engine.formats.monitor.alert_order import analyze, summary
 
     result = analyze(Path(path), Path(output) if output else None, top, wanted)
-    found = incidents(Path(path))
-    said = summary(result).replace("nan_analyze -i DUMP", f"nan_analyze -i {shlex.quote(str(found[0]))}") if found else summary(result)
+    directories = incidents(Path(path))
+    said = (
+        summary(result).replace("nan_analyze -i DUMP", f"nan_analyze -i {shlex.quote(str(directories[0]))}")
+        if directories
+        else summary(result)
+    )
     print("\n".join(printable(line) for line in said.splitlines()))
     for sentence in result.found.notes:
         print(printable(f"note: {sentence}"))
@@ -76,11 +80,11 @@ def report(path: str, output: str, top: int, wanted: frozenset[int]) -> tuple[in
         print(printable(f"warning: {sentence}"), file=sys.stderr)
     for problem, count in result.found.problems.items():
         print(printable(f"warning: {problem}" + (f" ({count} times)" if count > 1 else "")), file=sys.stderr)
-    if found:
-        more = f", {len(found) - 1} more" if len(found) > 1 else ""
-        print(printable(f"Incident, with what to run next: {found[0] / 'summary.md'}{more}"))
+    if directories:
+        more = f", {len(directories) - 1} more" if len(directories) > 1 else ""
+        print(printable(f"Incident, with what to run next: {directories[0] / 'summary.md'}{more}"))
     lost = result.found.left_out + len(result.found.missing)
-    if found and not result.found.anomalies:
+    if directories and not result.found.anomalies:
         lost += 1
         print("warning: the run has an incident, which an alert makes, and no alert of it is here", file=sys.stderr)
     print(f"Details: {result.path}")

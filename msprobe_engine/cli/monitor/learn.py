@@ -56,9 +56,9 @@ def run(args: argparse.Namespace) -> int:
     count = 0
     for path in args.check:
         alarms, known = check(learned.bands, path, progress=lambda items: progress(items, "checking"))
-        here = sum(len(alarm.steps) for alarm in alarms)
-        count += here
-        print(f"{path}: {here} false alarms in {len(alarms)} of {known} metrics")
+        false_alarms = sum(len(alarm.steps) for alarm in alarms)
+        count += false_alarms
+        print(f"{path}: {false_alarms} false alarms in {len(alarms)} of {known} metrics")
         for alarm in alarms[:10]:
             print(f"  {alarm.metric}: steps {', '.join(map(str, alarm.steps[:5]))}{', ...' if len(alarm.steps) > 5 else ''}")
         if len(alarms) > 10:

@@ -25,13 +25,13 @@ class Parser(argparse.ArgumentParser):
             SystemExit: wrong usage (2), or ``--help`` (0).
         """
         self._given = tuple(args or ())
-        found, unknown = self.parse_known_args(args, namespace)
+        known, unknown = self.parse_known_args(args, namespace)
         if unknown and not any(_is_option(word) for word in unknown):
             # argparse takes optional positional arguments at the first place that has any; what stands behind an option is left over
-            found, unknown = self.parse_known_intermixed_args(args, namespace)
+            known, unknown = self.parse_known_intermixed_args(args, namespace)
         if unknown:
             self.error(f"unrecognized arguments: {' '.join(unknown)}{self._meant(unknown)}")
-        return found
+        return known
 
     def error(self, message: str) -> NoReturn:
         """A required option that is missing may be there under another spelling.

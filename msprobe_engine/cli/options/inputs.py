@@ -24,34 +24,38 @@ def warn_same_files(target: str | os.PathLike[str], golden: str | os.PathLike[st
     return True
 
 
-def _are_same(one: Path, other: Path) -> bool:
-    return any(_is_same(a, b) for a, b in ((one, other), (one / _DUMP, other), (one, other / _DUMP)))
+def _are_same(target: Path, golden: Path) -> bool:
+    return any(_is_same(path, other_path) for path, other_path in ((target, golden), (target / _DUMP, golden), (target, golden / _DUMP)))
 
 
-def _is_same(one: Path, other: Path) -> bool:
+def _is_same(target: Path, golden: Path) -> bool:
     try:
-        if not one.exists() and not other.exists():
-            return _are_kept_in_same(one, other)
-        return os.path.samefile(one, other) or (one.is_dir() and other.is_dir() and _holds_same(one, other))
+        if not target.exists() and not golden.exists():
+            return _are_kept_in_same(target, golden)
+        return os.path.samefile(target, golden) or (target.is_dir() and golden.is_dir() and _holds_same(target, golden))
     except (OSError, ValueError):  # a side that is not there, or can be none, is a matter of its reader
         return False
 
 
-def _are_kept_in_same(one: Path, other: Path) -> bool:
+def _are_kept_in_same(target: Path, golden: Path) -> bool:
     """Paths of steps that the rings of incidents had kept, see `formats.dump.ring_file`: no file of these names is there."""
     from msprobe_engine.formats.dump.ring_file import holders
 
-    here, there = holders(one), holders(other)
-    return bool(here) and here.keys() == there.keys() and all(os.path.samefile(file, there[name]) for name, file in here.items())
+    target_files, golden_files = holders(target), holders(golden)
+    return (
+        bool(target_files)
+        and target_files.keys() == golden_files.keys()
+        and all(os.path.samefile(file, golden_files[name]) for name, file in target_files.items())
+    )
 
 
-def _holds_same(one: Path, other: Path) -> bool:
+def _holds_same(target: Path, golden: Path) -> bool:
     """Is every file of a directory that of the other one with the same name, and is there one at all?"""
     count = 0
-    for at, _, names in os.walk(one, followlinks=False):
+    for folder, _, names in os.walk(target, followlinks=False):
         for name in names:
-            path = Path(at, name)
-            if not os.path.samefile(path, other / path.relative_to(one)):
+            path = Path(folder, name)
+            if not os.path.samefile(path, golden / path.relative_to(target)):
                 return False
             count += 1
             if count >= _MOST_FILES:

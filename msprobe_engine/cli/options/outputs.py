@@ -103,9 +103,9 @@ def results_directory(run: str, command: str, otherwise: str) -> str:
         make_directories(os.fspath(place / RESULTS))
         for number in range(1, _MOST_RESULTS):
             with contextlib.suppress(FileExistsError):
-                found = place / RESULTS / f"{command}-{number}"
-                found.mkdir(mode=0o750)
-                return os.fspath(found)
+                directory = place / RESULTS / f"{command}-{number}"
+                directory.mkdir(mode=0o750)
+                return os.fspath(directory)
     except OSError:
         pass
     return otherwise

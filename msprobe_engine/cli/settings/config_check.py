@@ -214,7 +214,7 @@ def _script_arguments(args: argparse.Namespace) -> list[str] | None:
         raise UsageError(f"--script-args {args.script_args!r}: {error}; words as a shell takes them are allowed") from error
 
 
-def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> int:
+def _report(args: argparse.Namespace, result: Comparison, output: str | None) -> int:
     """Files (a directory only where one was asked for, or is the custom), then text or JSON."""
     from msprobe_engine.core.io.output_files import write_report
     from msprobe_engine.core.log import printable
@@ -222,18 +222,18 @@ def _report(args: argparse.Namespace, found: Comparison, output: str | None) -> 
     from msprobe_engine.report.config.page import page
     from msprobe_engine.report.config.text import text
 
-    written = files.write_results(found, output, old=args.columns == "8.1.1") if output else []
+    written = files.write_results(result, output, old=args.columns == "8.1.1") if output else []
     if args.html is not None:
-        written.append(write_report(Path(args.html), page(found)))
+        written.append(write_report(Path(args.html), page(result)))
     if args.json not in (None, "-"):
-        written.append(write_report(Path(args.json), files.json_text(found)))
+        written.append(write_report(Path(args.json), files.json_text(result)))
     if args.json == "-":
-        print(files.json_text(found), end="")
-        return found.exit_code
-    print(text(found, args.top))
+        print(files.json_text(result), end="")
+        return result.exit_code
+    print(text(result, args.top))
     for path in written:
         print(printable(f"written: {path}"))
-    return found.exit_code
+    return result.exit_code
 
 
 def _ranks(args: argparse.Namespace) -> int:
@@ -245,31 +245,31 @@ def _ranks(args: argparse.Namespace) -> int:
 
     if args.html is not None or args.output is not None:
         raise UsageError("--ranks prints what it finds; --json FILE writes it, -o and --html belong to -c and --verify")
-    found = between_ranks(pack_of(args.ranks))
-    text = finite_json(found.as_json()).decode()
+    result = between_ranks(pack_of(args.ranks))
+    text = finite_json(result.as_json()).decode()
     if args.json == "-":
         print(text, end="")
     else:
         if args.json is not None:
             write_report(Path(args.json), text)
-        _say_ranks(found, args.top)
-    return found.exit_code
+        _say_ranks(result, args.top)
+    return result.exit_code
 
 
-def _say_ranks(found: Ranks, top: int) -> None:
+def _say_ranks(result: Ranks, top: int) -> None:
     from msprobe_engine.core.log import one_line
 
-    print(one_line(found.headline()))
-    for one in found.matter[:top]:
-        print(one_line(f"  {one.sentence()}"))
-    if len(found.matter) > top:
-        print(f"  ... and {len(found.matter) - top} more")
-    harmless = len(found.deviations) - len(found.matter)
+    print(one_line(result.headline()))
+    for deviation in result.matter[:top]:
+        print(one_line(f"  {deviation.sentence()}"))
+    if len(result.matter) > top:
+        print(f"  ... and {len(result.matter) - top} more")
+    harmless = len(result.deviations) - len(result.matter)
     if harmless:
         print(f"  {harmless} harmless difference{'' if harmless == 1 else 's'}")
-    if found.matter:
-        _print_remarks("cannot tell", found.missing)
-    _print_remarks("note", found.notes)
+    if result.matter:
+        _print_remarks("cannot tell", result.missing)
+    _print_remarks("note", result.notes)
 
 
 def _checkpoints(args: argparse.Namespace) -> int:
@@ -284,19 +284,19 @@ def _checkpoints(args: argparse.Namespace) -> int:
 
     output = Path(args.output or CHECKPOINT)
     files.refuse_existing(output)
-    found = diff(*args.compare)
-    written = [write_report(output, json.dumps(files.existing_form(found), indent=4) + "\n")]
+    result = diff(*args.compare)
+    written = [write_report(output, json.dumps(files.existing_form(result), indent=4) + "\n")]
     if args.json not in (None, "-"):
-        written.append(write_report(Path(args.json), files.json_text(found)))
+        written.append(write_report(Path(args.json), files.json_text(result)))
     if args.html is not None:
-        written.append(write_report(Path(args.html), page(found)))
+        written.append(write_report(Path(args.html), page(result)))
     if args.json == "-":
-        print(files.json_text(found), end="")
-        return found.code
-    print(text(found, args.top))
+        print(files.json_text(result), end="")
+        return result.code
+    print(text(result, args.top))
     for path in written:
         print(f"written: {path}")
-    return found.code
+    return result.code
 
 
 def _logs(args: argparse.Namespace) -> int:
@@ -309,28 +309,28 @@ def _logs(args: argparse.Namespace) -> int:
         if len(args.verl_verify) > 2:
             raise UsageError(f"-vv takes a log of verl, and before it a YAML file of wanted settings, not {len(args.verl_verify)} files")
         *wanted, log = args.verl_verify
-        found = log_files.verify_verl(log, wanted[0] if wanted else None, args.output or VERL_VERIFY)
-        _say_logs(found, ("wanted", "the log"), args.top)
-        return 1 if found.different else 0  # a setting that the log does not have says nothing
+        result = log_files.verify_verl(log, wanted[0] if wanted else None, args.output or VERL_VERIFY)
+        _say_logs(result, ("wanted", "the log"), args.top)
+        return 1 if result.different else 0  # a setting that the log does not have says nothing
     compare = log_files.compare_verl if args.verl_compare else log_files.compare_slime
-    first, second = args.verl_compare or args.slime_compare
-    found = compare(first, second, args.output or (VERL if args.verl_compare else SLIME))
-    _say_logs(found, ("the first log", "the second"), args.top)
-    return 1 if found.different or found.only_first or found.only_second else 0
+    target, golden = args.verl_compare or args.slime_compare
+    result = compare(target, golden, args.output or (VERL if args.verl_compare else SLIME))
+    _say_logs(result, ("the first log", "the second"), args.top)
+    return 1 if result.different or result.only_first or result.only_second else 0
 
 
-def _say_logs(found: LogComparison, sides: tuple[str, str], top: int) -> None:
+def _say_logs(result: LogComparison, sides: tuple[str, str], top: int) -> None:
     from msprobe_engine.core.log import one_line
 
-    absent = len(found.only_first) + len(found.only_second)
-    print(f"{len(found.different)} of {len(found.rows)} settings differ{f'; {absent} are on one side only' if absent else ''}.")
-    values = {key: (first, second) for key, first, second, _ in found.rows}
-    for key in found.different[:top]:
+    absent = len(result.only_first) + len(result.only_second)
+    print(f"{len(result.different)} of {len(result.rows)} settings differ{f'; {absent} are on one side only' if absent else ''}.")
+    values = {key: (target, golden) for key, target, golden, _ in result.rows}
+    for key in result.different[:top]:
         print(one_line(f"  {key}: {values[key][0]} in {sides[0]}, {values[key][1]} in {sides[1]}"))
-    for keys, side in ((found.only_first, sides[0]), (found.only_second, sides[1])):
+    for keys, side in ((result.only_first, sides[0]), (result.only_second, sides[1])):
         for key in keys[:top]:
             print(one_line(f"  {key}: only in {side}"))
-    for path in found.written:
+    for path in result.written:
         print(one_line(f"written: {path}"))
 
 

@@ -90,7 +90,7 @@ def check_members(listed: Iterable[zipfile.ZipInfo], limits: Limits) -> Members:
     Raises:
         ArchiveError: the archive has what no tool writes, or more than `limits` allow.
     """
-    found: dict[str, zipfile.ZipInfo] = {}
+    members: dict[str, zipfile.ZipInfo] = {}
     repeated: dict[str, None] = {}
     nameless = total = 0
     for member in listed:
@@ -101,17 +101,17 @@ def check_members(listed: Iterable[zipfile.ZipInfo], limits: Limits) -> Members:
         _check_member(member, limits)
         if name.endswith("/"):
             continue
-        if name in found:
+        if name in members:
             repeated[name] = None
-            total -= found[name].file_size
-        found[name] = member
+            total -= members[name].file_size
+        members[name] = member
         total += member.file_size
     if total > limits.total:
         raise ArchiveError(f"unpacks to {total} bytes; {limits.total} are the most")
     if not limits.tolerant and (nameless or repeated):
-        what = f"more than one entry {next(iter(repeated))[-80:]!r}" if repeated else f"{nameless} entries without a name"
-        raise ArchiveError(f"has {what}, which no tool writes; it is damaged, or made to mislead")
-    return Members(found, nameless, list(repeated))
+        trouble = f"more than one entry {next(iter(repeated))[-80:]!r}" if repeated else f"{nameless} entries without a name"
+        raise ArchiveError(f"has {trouble}, which no tool writes; it is damaged, or made to mislead")
+    return Members(members, nameless, list(repeated))
 
 
 def member_begin(file: File, member: zipfile.ZipInfo) -> int:
@@ -190,13 +190,13 @@ def _count_entries(file: File, size: int) -> int:
     if end < 0 or end + 22 > len(tail):
         return 0
     length = int.from_bytes(tail[end + 12 : end + 16], "little")
-    at = tail_start + end - length
+    position = tail_start + end - length
     if length == 0xFFFFFFFF and end >= 76:  # zip64: its own end record, and a locator, stand before the old one
         length = int.from_bytes(tail[end - 76 + 40 : end - 76 + 48], "little")
-        at = tail_start + end - 76 - length
-    if at < 0:
+        position = tail_start + end - 76 - length
+    if position < 0:
         return 0
-    file.seek(at)
+    file.seek(position)
     count, left, rest = 0, length, b""
     while left > 0 and (block := file.read(min(left, 1 << 20))):
         left -= len(block)

@@ -58,14 +58,14 @@ def guard_writing(path: AnyPath, elsewhere: str = "name another output directory
 def write_all(fd: int, parts: Sequence[bytes | memoryview]) -> None:
     """All of `parts` into `fd`, in one system call unless there are more than a thousand or the kernel takes less."""
     left = [memoryview(p).cast("B") for p in parts if len(p)]
-    at = 0
-    while at < len(left):
-        done = os.writev(fd, left[at : at + _MOST_PARTS])
-        while at < len(left) and done >= len(left[at]):
-            done -= len(left[at])
-            at += 1
-        if done:
-            left[at] = left[at][done:]
+    part = 0
+    while part < len(left):
+        written = os.writev(fd, left[part : part + _MOST_PARTS])
+        while part < len(left) and written >= len(left[part]):
+            written -= len(left[part])
+            part += 1
+        if written:
+            left[part] = left[part][written:]
 
 
 def _temporary_path(path: str | os.PathLike[str]) -> str:
@@ -233,7 +233,7 @@ class AppendFile:
             SinkError: it could not be written; the file ends with the block before it.
         """
         view = memoryview(block)
-        done = 0
+        written = 0
         now = time.monotonic()
         if now >= self._looked + _LOOKS or self._gone:
             self._looked = now
@@ -242,10 +242,10 @@ class AppendFile:
                 gone = FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), str(self.path))
                 raise SinkError(f"cannot write {self.path}: the file was deleted while it was written; what comes now is lost") from gone
         try:
-            while done < len(view):
-                done += os.write(self._fd, view[done:])
+            while written < len(view):
+                written += os.write(self._fd, view[written:])
         except OSError as error:
-            if done:
+            if written:
                 os.ftruncate(self._fd, self._size)
             raise SinkError(f"cannot write {self.path}: {explain(error, path=self.path)}; what is written stays") from error
         self._size += len(block)

@@ -74,9 +74,9 @@ def open_regular(path: AnyPath, flags: int = os.O_RDONLY, *, mode: int = FILE_MO
         require_regular(path, dir_fd=dir_fd, follow=follow)
         raise
     try:
-        found = os.fstat(fd).st_mode
-        if not stat.S_ISREG(found):
-            raise OddFileError(found, path)
+        file_mode = os.fstat(fd).st_mode
+        if not stat.S_ISREG(file_mode):
+            raise OddFileError(file_mode, path)
     except BaseException:
         os.close(fd)
         raise
@@ -142,12 +142,12 @@ def require_directory(path: str) -> None:
     if os.path.isdir(path):
         return
     try:
-        found = os.lstat(path)
+        status = os.lstat(path)
     except OSError as error:
         if error.errno in _ODD_PARENT:
             require_directory(os.path.dirname(path))
         raise
-    raise OddFileError(found.st_mode, path, directory=True)
+    raise OddFileError(status.st_mode, path, directory=True)
 
 
 _DISK_FULL = (errno.ENOSPC, errno.EDQUOT)

@@ -108,8 +108,8 @@ def _in_flight(
                 broken.append(task)
                 continue
             used += _memory(task)
-        done, _ = wait(flying, return_when=FIRST_COMPLETED)
-        for future in done:
+        finished, _ = wait(flying, return_when=FIRST_COMPLETED)
+        for future in finished:
             task = flying.pop(future)
             used -= _memory(task)
             try:

@@ -58,9 +58,9 @@ def launch_key(rank: int | None) -> str:
     Args:
         rank: of this process, None when it is not known (yet).
     """
-    told = [f"{name}={os.environ[name]}" for name in SAME_ON_ALL_RANKS if name in os.environ]
-    if told and environment_rank() is not None:
-        return ";".join(told)
+    variables = [f"{name}={os.environ[name]}" for name in SAME_ON_ALL_RANKS if name in os.environ]
+    if variables and environment_rank() is not None:
+        return ";".join(variables)
     if rank is not None and multiprocessing.parent_process() is None:
         return "ranks"
     parent = os.getppid()

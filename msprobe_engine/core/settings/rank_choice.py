@@ -107,17 +107,17 @@ class _Layout:
     """Where each rank is on the axes."""
 
     def __init__(self, world: int, sizes: dict[str, int] | None, argv: Sequence[str]) -> None:
-        told = _sizes_of_command(argv) if sizes is None else sizes
-        if told is None:
+        given = _sizes_of_command(argv) if sizes is None else sizes
+        if given is None:
             raise SettingsError(
                 "how the ranks are laid out is not known here: add the sizes, as in {dp: 0, sizes: {tp: 8, pp: 4}}; sizes: {} where there "
                 "is data parallelism alone"
             )
-        tp, cp, pp = (told.get(axis, 1) for axis in ("tp", "cp", "pp"))
-        ep, etp = told.get("ep", 1), told.get("etp", tp)
+        tp, cp, pp = (given.get(axis, 1) for axis in ("tp", "cp", "pp"))
+        ep, etp = given.get("ep", 1), given.get("etp", tp)
         inner = any(word.lstrip("-").replace("-", "_") == _STAGES_INNER for word in argv)
         last = ("pp", "dp") if inner else ("dp", "pp")
-        self._dense = _strides((("tp", tp), ("cp", cp)), last, pp, told.get("dp"), world)
+        self._dense = _strides((("tp", tp), ("cp", cp)), last, pp, given.get("dp"), world)
         self._experts = _strides((("etp", etp), ("ep", ep)), last, pp, None, world)
 
     def is_at(self, rank: int, wanted: Mapping[str, set[int]], *, one_replica: bool) -> bool:

@@ -10,18 +10,18 @@ from msprobe_engine.core.settings.schema import DumpSettings
 
 def selection(dump: DumpSettings) -> dict[str, Any]:
     """The keys of `dump` that leave something out, with their values as plain data; empty when everything is recorded."""
-    found: dict[str, Any] = {}
+    chosen: dict[str, Any] = {}
     if dump.scope or dump.list:
-        found |= {key: list(value) for key, value in (("scope", dump.scope), ("list", dump.list)) if value}
+        chosen |= {key: list(value) for key, value in (("scope", dump.scope), ("list", dump.list)) if value}
     elif dump.risk_level != "ALL" and dump.level in ("L1", "mix"):
-        found["risk_level"] = dump.risk_level
+        chosen["risk_level"] = dump.risk_level
     if "all" not in dump.data_mode:
-        found["data_mode"] = list(dump.data_mode)
+        chosen["data_mode"] = list(dump.data_mode)
     if dump.slice:
-        found["slice"] = [asdict(cut) for cut in dump.slice]
+        chosen["slice"] = [asdict(cut) for cut in dump.slice]
     if dump.request_id is not None:
-        found["request_id"] = dump.request_id
-    return found
+        chosen["request_id"] = dump.request_id
+    return chosen
 
 
 def written_by_each(dump: DumpSettings) -> bool:

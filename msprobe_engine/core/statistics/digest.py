@@ -95,9 +95,9 @@ def digest_array(data: npt.NDArray[Any] | bytes | bytearray | memoryview, index0
     first = index0 * words_per_element(array.dtype.itemsize)
     words = words_of(array)
     total = 0
-    for at in range(0, words.size, _PIECE):
-        piece = words[at : at + _PIECE].astype(np.uint64) ^ np.uint64(XOR)
-        j0 = first + at
+    for start in range(0, words.size, _PIECE):
+        piece = words[start : start + _PIECE].astype(np.uint64) ^ np.uint64(XOR)
+        j0 = first + start
         head = j0 % BLOCK
         blocks = -(-(head + piece.size) // BLOCK)
         grid = np.zeros(blocks * BLOCK, np.uint64)

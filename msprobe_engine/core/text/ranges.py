@@ -16,7 +16,7 @@ def ranges_of(numbers: Sequence[int]) -> list[str]:
             spans[-1][1] = number
         else:
             spans.append([number, number])
-    return [str(a) if a == b else f"{a}-{b}" for a, b in spans]
+    return [str(low) if low == high else f"{low}-{high}" for low, high in spans]
 
 
 def numbers_in(ranges: Sequence[str]) -> int:

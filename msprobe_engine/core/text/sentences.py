@@ -48,7 +48,7 @@ def join_sentences(separator: str, parts: Iterable[object]) -> Sentence:
     made = list(parts)
     while len(made) > 1:
         last = made[len(made) & ~1 :]
-        made = [Sentence(f"{{0}}{separator}{{1}}", one, two) for one, two in zip(made[::2], made[1::2])] + last
+        made = [Sentence(f"{{0}}{separator}{{1}}", left, right) for left, right in zip(made[::2], made[1::2])] + last
     return Sentence("{0}", made[0]) if made else Sentence("")
 
 

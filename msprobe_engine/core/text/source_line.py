@@ -102,15 +102,15 @@ def argument_text(code: str, function: str, place: int | str, method: bool = Fal
         A short expression that names something; "" where there is none, or more than one that it may be.
     """
     sign = _SIGNS.get(function.strip("_")) or _SIGNS.get(function.strip("_").removeprefix("r").removeprefix("i"))
-    found = set()
+    texts = set()
     for node in _nodes(code):
         if sign is not None and isinstance(node, ast.BinOp) and isinstance(node.op, sign) and function.startswith("__"):
             reflected = function.startswith("__r")
-            found.add(_format_expression(node.right if (place == 1) != reflected else node.left))
-        elif isinstance(node, ast.Call) and not any(isinstance(one, ast.Starred) for one in node.args):
-            found.add(_of_call(node, function, place - 1 if method and isinstance(place, int) else place))
-    found.discard("")
-    return found.pop() if len(found) == 1 else ""
+            texts.add(_format_expression(node.right if (place == 1) != reflected else node.left))
+        elif isinstance(node, ast.Call) and not any(isinstance(argument, ast.Starred) for argument in node.args):
+            texts.add(_of_call(node, function, place - 1 if method and isinstance(place, int) else place))
+    texts.discard("")
+    return texts.pop() if len(texts) == 1 else ""
 
 
 def _of_call(node: ast.Call, function: str, place: int | str) -> str:

@@ -152,13 +152,13 @@ def _json_bytes(source: SourceStep, dump: DumpSettings, options: Options, entrie
     header = HEADER_BYTES + (PATH_BYTES if options.saves is not None else 0)
     if dump.level == "debug":
         return {"debug.json": header + data}
-    found = {"dump.json": header + (2 if dump.task == "structure" else data)}
+    sizes = {"dump.json": header + (2 if dump.task == "structure" else data)}
     if dump.extra_info:
-        found["stack.json"] = len(layout.stack(source.stacks))
-        found["construct.json"] = len(layout.construct)
+        sizes["stack.json"] = len(layout.stack(source.stacks))
+        sizes["construct.json"] = len(layout.construct)
     if dump.task == "structure":
-        found["shapes.json"] = data + layout.n_slots * (len(str(layout.n_slots)) + 1)
-    return found
+        sizes["shapes.json"] = data + layout.n_slots * (len(str(layout.n_slots)) + 1)
+    return sizes
 
 
 def _nbytes(ref: TensorRef) -> int:
@@ -252,10 +252,10 @@ def _select_listed(entries: list[Entry], source: SourceStep, dump: DumpSettings)
     kept: dict[str, bool] = {}
 
     def is_listed(name: str) -> bool:
-        way, node, answer = [], name, False
+        path, node, answer = [], name, False
         while node not in kept:
             kept[node] = False  # parents may go round in a damaged file
-            way.append(node)
+            path.append(node)
             parent = source.dump.construct.get(node)
             if fits(node) and (node == name or names.is_module(node)):
                 answer = True
@@ -265,7 +265,7 @@ def _select_listed(entries: list[Entry], source: SourceStep, dump: DumpSettings)
             node = parent
         else:
             answer = kept[node]
-        kept.update(dict.fromkeys(way, answer))
+        kept.update(dict.fromkeys(path, answer))
         return answer
 
     return [e for e in entries if is_listed(e.name)]

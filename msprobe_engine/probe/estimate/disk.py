@@ -77,12 +77,12 @@ def measure(path: Path) -> Speed:
     try:
         with tempfile.TemporaryDirectory(prefix=".msprobe_disk_", dir=place) as folder:
             begin = time.perf_counter()
-            done = 0
+            nbytes = 0
             with open(os.path.join(folder, "large"), "wb", buffering=0) as file:
-                while done < _SAMPLE and time.perf_counter() - begin < _LONGEST:
-                    done += file.write(chunk)
+                while nbytes < _SAMPLE and time.perf_counter() - begin < _LONGEST:
+                    nbytes += file.write(chunk)
                 os.fsync(file.fileno())
-            speed = done / (time.perf_counter() - begin)
+            speed = nbytes / (time.perf_counter() - begin)
             begin, written = time.perf_counter(), 0
             while written < _FILES and time.perf_counter() - begin < _LONGEST:
                 with open(os.path.join(folder, str(written)), "wb", buffering=0) as file:

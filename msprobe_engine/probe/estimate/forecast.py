@@ -110,26 +110,26 @@ def estimate(
     changed: Mapping[str, Any],
 ) -> Estimate:
     """See `msprobe.dump.estimate`."""
-    for what, number in (("steps", steps), ("ranks", ranks)):
+    for option, number in (("steps", steps), ("ranks", ranks)):
         if number is not None and (not isinstance(number, int) or isinstance(number, bool) or number < 1):
-            raise UsageError(f"estimate: {what} is {number!r}; allowed: an integer >= 1")
+            raise UsageError(f"estimate: {option} is {number!r}; allowed: an integer >= 1")
     if disk_speed is not None and not disk_speed > 0:
         raise UsageError(f"estimate: disk_speed is {disk_speed!r}; allowed: a number > 0, in bytes per second")
-    found = load_source(source, from_step)
-    dump = _settings(found, settings, changed)
+    recorded = load_source(source, from_step)
+    dump = _settings(recorded, settings, changed)
     target = Path(dump.dump_path or ".")
     speed = disk.measure(target) if measure_disk else disk.Speed() if disk_speed is None else disk.Speed(disk_speed, measured=True)
     maker = _Maker(
-        Path(source), found, steps or len(dump.step) or 1, ranks or len(dump.rank) or len(found.all_ranks), speed, disk.space(target)
+        Path(source), recorded, steps or len(dump.step) or 1, ranks or len(dump.rank) or len(recorded.all_ranks), speed, disk.space(target)
     )
     made = maker.estimate(dump)
-    notes = tuple(_notes(found, made, counted=steps is not None or bool(dump.step)))
+    notes = tuple(_notes(recorded, made, counted=steps is not None or bool(dump.step)))
     return replace(made, notes=notes, changes=() if made.fits else tuple(maker.changes(made)))
 
 
-def _settings(found: Source, settings: Path | str | Mapping[str, Any] | None, changed: Mapping[str, Any]) -> DumpSettings:
+def _settings(recorded: Source, settings: Path | str | Mapping[str, Any] | None, changed: Mapping[str, Any]) -> DumpSettings:
     if settings is None:
-        tree: dict[str, Any] = {"level": found.ranks[0].dump.level or "mix"}
+        tree: dict[str, Any] = {"level": recorded.ranks[0].dump.level or "mix"}
     else:
         read, _ = read_settings(settings)
         if read.dump is None:
@@ -224,27 +224,27 @@ def _add_totals(made: Estimate) -> Estimate:
     )
 
 
-def _notes(found: Source, made: Estimate, counted: bool) -> Iterator[str]:
+def _notes(recorded: Source, made: Estimate, counted: bool) -> Iterator[str]:
     """What was assumed, most important first."""
-    first, costs = found.ranks[0], list(made.per_rank.values())
+    first, costs = recorded.ranks[0], list(made.per_rank.values())
     if not counted:
         yield "one step is counted, because the settings dump every step; --steps N counts N of them"
     if not first.ours and made.dump.level in ("L1", "mix"):
         yield "the dump was written by the existing tool, which records fewer functions at levels L1 and mix: expect more"
-    if not all(one.dump.complete for one in found.ranks):
-        yield f"step {found.step} was cut off, a whole one takes more"
+    if not all(rank.dump.complete for rank in recorded.ranks):
+        yield f"step {recorded.step} was cut off, a whole one takes more"
     left_out = first.dump.header.get("selection")
     if isinstance(left_out, dict) and left_out and left_out != selection(made.dump):
         words = ", ".join(f"{key} {value}" for key, value in left_out.items())
         yield f"the dump holds only what its own settings asked for ({words[:200]}): what they left out is missing here too"
     if len(made.per_rank) < made.ranks:
         yield f"ranks that were not read are taken to be like the mean of rank {', '.join(map(str, made.per_rank))}"
-    told = {one.told_by for one in found.ranks}
+    told_by = {rank.told_by for rank in recorded.ranks}
     saved = any(c.saved for c in costs)
-    if saved and told == {ROWS}:
+    if saved and told_by == {ROWS}:
         yield "the run itself noted which tensors are the same one; they are counted once"
-    elif saved and told <= {ROWS, CHECKSUMS, STATISTICS}:
-        how = "checksum" if told <= {ROWS, CHECKSUMS} else "statistics"
+    elif saved and told_by <= {ROWS, CHECKSUMS, STATISTICS}:
+        how = "checksum" if told_by <= {ROWS, CHECKSUMS} else "statistics"
         yield f"tensor files: one tensor is saved once; the smaller number holds if those with equal {how} are one, else the larger"
     elif saved:
         yield "tensor files: a tensor is saved once, but the dump does not tell which tensors are the same one; none is taken to be"
@@ -272,7 +272,7 @@ def _from_to(low: str, high: str) -> str:
 
 def _as_text(e: Estimate) -> str:
     """The table that ``msprobe estimate`` prints."""
-    one = f"{e.steps} step{'s' * (e.steps != 1)}, {e.ranks} rank{'s' * (e.ranks != 1)}"
+    counted = f"{e.steps} step{'s' * (e.steps != 1)}, {e.ranks} rank{'s' * (e.ranks != 1)}"
     costs = list(e.per_rank.values())
     rows = [
         ("records", f"{e.mean(lambda c: c.records):,.0f}"),
@@ -295,7 +295,7 @@ def _as_text(e: Estimate) -> str:
         "",
         f"one step of one rank{f' (mean of {len(costs)})' if len(costs) > 1 else ''}",
         *(f"  {name:<24}{value}" for name, value in rows),
-        f"{one}, all files",
+        f"{counted}, all files",
         *(f"  {name:<24}{value}" for name, value in total),
         "",
         "fits" if e.fits else "DOES NOT FIT",

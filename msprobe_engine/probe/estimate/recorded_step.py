@@ -74,15 +74,15 @@ def load_source(path: Path | str, step: int | None = None) -> Source:
         UsageError: no such step; or a structure dump without shapes.
     """
     path = Path(path)
-    found = open_dump(path.parent if path.name == layout.FRAME_LOG else path)
+    dump = open_dump(path.parent if path.name == layout.FRAME_LOG else path)
     if step is None:
-        finished = (s for s in found.steps if not any((found.path(s, r) / layout.MARKER).exists() for r in found.ranks(s)))
-        step = next(finished, found.steps[0])
-    ranks = found.ranks(step)
+        finished = (s for s in dump.steps if not any((dump.path(s, r) / layout.MARKER).exists() for r in dump.ranks(s)))
+        step = next(finished, dump.steps[0])
+    ranks = dump.ranks(step)
     chosen = ranks[:: math.ceil(len(ranks) / _MOST_RANKS)]
     with collection_paused():
-        loaded = [_load(found.path(step, rank), rank) for rank in chosen]
-    if not any(one.entries for one in loaded):
+        loaded = [_load(dump.path(step, rank), rank) for rank in chosen]
+    if not any(part.entries for part in loaded):
         raise DumpFormatError(f"{path}: step {step} has no records; give a step that was dumped to its end")
     return Source(step, loaded, ranks)
 
@@ -130,17 +130,17 @@ class _Tensors:
 
 
 def _source(dump: StepDump, rank: Rank, given: _Rows) -> SourceStep:
-    ours = dump.header.get("nonfinite_counts") is True
+    counts_nonfinite = dump.header.get("nonfinite_counts") is True
     total = sum(1 for entry in dump.entries.values() for _ in entry.tensors())
     given = given if given is not None and len(given) == total else None
-    tensors = _Tensors(given, absent=ours and dump.task != "structure")
+    tensors = _Tensors(given, absent=counts_nonfinite and dump.task != "structure")
     stacks: dict[tuple[str, ...], int] = {}
     entries = [_entry(entry, tensors, stacks) for entry in dump.entries.values()]
     contents, told_by = _contents(tensors.found, given)
     rows = _rows(tensors.found)
     if given is not None:
         entries = [_without(entry, given) for entry in entries] if -1 in given else entries
-    return SourceStep(dump, rank, entries, rows, contents, told_by, [list(lines) for lines in stacks], ours)
+    return SourceStep(dump, rank, entries, rows, contents, told_by, [list(lines) for lines in stacks], counts_nonfinite)
 
 
 def _entry(entry: DumpedEntry, tensors: _Tensors, stacks: dict[tuple[str, ...], int]) -> Entry:

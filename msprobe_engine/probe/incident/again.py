@@ -55,16 +55,19 @@ class Judge:
             come again; ``differs``: it came again, but not there; ``clean``: nothing was wrong on this rank), ``compared`` and
             ``different`` (numbers of common records), ``differences`` (names, the first few in order of execution).
         """
-        a, b = LayoutCache().of(first), LayoutCache().of(second)
-        place = {key: i for i, key in reversed(list(enumerate(b.keys)))}
-        pairs = [(i, place[key]) for i, key in enumerate(a.keys) if key in place]
+        first_layout, second_layout = LayoutCache().of(first), LayoutCache().of(second)
+        place = {key: i for i, key in reversed(list(enumerate(second_layout.keys)))}
+        pairs = [(i, place[key]) for i, key in enumerate(first_layout.keys) if key in place]
         different: list[str] = []
         if pairs:
-            left, right = a.order_rows(first)[[i for i, _ in pairs]], b.order_rows(second)[[j for _, j in pairs]]
-            different = [a.names[pairs[n][0]] for n in np.flatnonzero(~equal(left, right)).tolist()]
+            first_rows, second_rows = (
+                first_layout.order_rows(first)[[i for i, _ in pairs]],
+                second_layout.order_rows(second)[[j for _, j in pairs]],
+            )
+            different = [first_layout.names[pairs[n][0]] for n in np.flatnonzero(~equal(first_rows, second_rows)).tolist()]
         shared = [name for name in first.scalars if name in second.scalars]
         different += [n for n in shared if not np.array_equal(first.scalars[n], second.scalars[n], equal_nan=True)]
-        names, keys = {entry.name for entry in first.entries}, set(a.keys)
+        names, keys = {entry.name for entry in first.entries}, set(first_layout.keys)
         common = replace(
             second,
             entries=[entry for entry in second.entries if entry.name in names],
@@ -86,14 +89,16 @@ class Judge:
         }
 
 
-def equal(left: Rows, right: Rows) -> Any:
+def equal(first: Rows, second: Rows) -> Any:
     """Do the rows tell of equal data? [n] bool. Counts, bounds and the digest (when both have one) exactly; sums to 1e-9, because
     a device may add in another order."""
-    a, b = _rows.as_int64(np.ascontiguousarray(left)), _rows.as_int64(np.ascontiguousarray(right))
-    same = (a[:, _EXACT] == b[:, _EXACT]).all(1) & (left[:, (_rows.MIN, _rows.MAX)] == right[:, (_rows.MIN, _rows.MAX)]).all(1)
-    same &= np.isclose(left[:, (_rows.SUM, _rows.SUMSQ)], right[:, (_rows.SUM, _rows.SUMSQ)], rtol=1e-9, atol=0.0, equal_nan=True).all(1)
-    digests = (a[:, _rows.FLAGS] & b[:, _rows.FLAGS] & _rows.HAS_DIGEST) != 0
-    return same & (~digests | (a[:, _rows.DIGEST] == b[:, _rows.DIGEST]))
+    first_words, second_words = _rows.as_int64(np.ascontiguousarray(first)), _rows.as_int64(np.ascontiguousarray(second))
+    same = (first_words[:, _EXACT] == second_words[:, _EXACT]).all(1) & (
+        first[:, (_rows.MIN, _rows.MAX)] == second[:, (_rows.MIN, _rows.MAX)]
+    ).all(1)
+    same &= np.isclose(first[:, (_rows.SUM, _rows.SUMSQ)], second[:, (_rows.SUM, _rows.SUMSQ)], rtol=1e-9, atol=0.0, equal_nan=True).all(1)
+    digests = (first_words[:, _rows.FLAGS] & second_words[:, _rows.FLAGS] & _rows.HAS_DIGEST) != 0
+    return same & (~digests | (first_words[:, _rows.DIGEST] == second_words[:, _rows.DIGEST]))
 
 
 def add_second_run(directory: Path, rank: int, facts: Mapping[str, Any]) -> None:

@@ -87,10 +87,10 @@ def merge(directory: Path) -> None:
     """
     pieces = Pieces(directory)
     for _ in range(100):  # bounded: a rank file changes twice at most
-        found = pieces.read()
-        if not found:
+        written = pieces.read()
+        if not written:
             return
-        incident = combine(found)
+        incident = combine(written)
         write_json(directory / INCIDENT, incident)
         write_text(directory / "summary.md", summary(incident, str(directory)))
         if marks_of(directory) == pieces.marks:
@@ -151,8 +151,15 @@ def _in_order(pieces: Mapping[int, Mapping[str, Any]]) -> tuple[list[Any], dict[
     first = next((group for group in groups if group.first.critical), groups[0] if groups else None)
     began = None
     if first is not None:
-        a = first.first
-        began = {"step": a.step, "ranks": first.ranks, "pp_stage": a.pp_stage, "name": a.name, "rule": a.rule, "when": moment_text(first)}
+        start = first.first
+        began = {
+            "step": start.step,
+            "ranks": first.ranks,
+            "pp_stage": start.pp_stage,
+            "name": start.name,
+            "rule": start.rule,
+            "when": moment_text(first),
+        }
     ends: dict[tuple[str, str, str], list[Mapping[str, Any]]] = {}
     for anomaly, alert in said:
         if anomaly is None:

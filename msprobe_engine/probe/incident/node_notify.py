@@ -95,10 +95,10 @@ class NodeNotifier(StoreNotifier):
                 self._run(self._fetch_all, always=False)
         elif self._file is None:
             self._run(self._find_file, always=False)
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         while not self._arrived.empty():
-            found.append(self._arrived.get())
-        return found + self._from_file()
+            messages.append(self._arrived.get())
+        return messages + self._from_file()
 
     def close(self) -> None:
         self._ends = True
@@ -207,10 +207,10 @@ class NodeNotifier(StoreNotifier):
         text = os.pread(self._file, size - self._read, self._read)
         whole = text.rfind(b"\n") + 1
         self._read += whole
-        found: list[dict[str, Any]] = []
+        messages: list[dict[str, Any]] = []
         for line in text[:whole].splitlines():
             with contextlib.suppress(ValueError):
                 value = parse_json(line) if len(line) <= MAX_BYTES else None
                 if isinstance(value, dict):
-                    found.append(value)
-        return found
+                    messages.append(value)
+        return messages

@@ -167,11 +167,11 @@ class _ThreadedNotifier:
         if self._thread is None or not self._thread.is_alive():
             self._thread = threading.Thread(target=self._work, name="msprobe-notify", daemon=True)
             self._thread.start()
-        done = threading.Event()
-        self._pending = done
-        self._jobs.put((job, done))
+        finished = threading.Event()
+        self._pending = finished
+        self._jobs.put((job, finished))
         if not busy:
-            done.wait(self._patience)
+            finished.wait(self._patience)
 
     def _work(self) -> None:
         while (item := self._jobs.get()) is not None:

@@ -101,19 +101,19 @@ def learn(paths: Sequence[Path], *, patience: int = 3, progress: Progress = lamb
         raise UsageError(f"{', '.join(map(str, paths))}: {count} monitored steps with numbers or tensors; learning needs at least {FEW}")
     knots = tuple(sorted({first + round(part * (last - first)) for part in KNOTS}))
     out = Learned(Bands(knots, patience), (first, last))
-    for what in progress(_families(runs)):
-        for op, metric, lines in _metrics(runs, what):
-            label = f"{what} {op} {metric}" if op else metric
+    for family in progress(_families(runs)):
+        for op, metric, lines in _metrics(runs, family):
+            label = f"{family} {op} {metric}" if op else metric
             band = _band(out, label, op, lines, knots, patience)
             if band is None:
                 continue
-            out.counts[f"{what} {op}".strip()] = out.counts.get(f"{what} {op}".strip(), 0) + 1
+            out.counts[f"{family} {op}".strip()] = out.counts.get(f"{family} {op}".strip(), 0) + 1
             if op:
-                out.bands.samples.setdefault(what, {}).setdefault(op, {})[metric] = band
+                out.bands.samples.setdefault(family, {}).setdefault(op, {})[metric] = band
             else:
                 out.bands.scalars[metric] = band
-    found = relations(runs)
-    out.bands.changing, out.bands.finite, out.bands.scale = found
+    learned_relations = relations(runs)
+    out.bands.changing, out.bands.finite, out.bands.scale = learned_relations
     for run in runs:
         out.unread.update(run.problems)
         out.unread_count += run.left_out
@@ -146,16 +146,16 @@ def check(bands: Bands, path: Path, *, progress: Progress = lambda items: items)
     run = open_run(path)
     alarms: list[Alarm] = []
     known = 0
-    for what in progress(_families([run])):
-        for op, metric, lines in _metrics([run], what):
-            band = bands.samples.get(what, {}).get(op, {}).get(metric) if op else bands.scalars.get(metric)
+    for family in progress(_families([run])):
+        for op, metric, lines in _metrics([run], family):
+            band = bands.samples.get(family, {}).get(op, {}).get(metric) if op else bands.scalars.get(metric)
             if band is None:
                 continue
             known += 1
             limits = Limits([band], bands.knots, 1.0)
             steps = sorted({step for line in lines for step in _begins(line, limits, bands.patience)})
             if steps:
-                alarms.append(Alarm(f"{what} {op} {_plain(metric)}" if op else metric, steps))
+                alarms.append(Alarm(f"{family} {op} {_plain(metric)}" if op else metric, steps))
     return alarms, known
 
 
@@ -163,9 +163,9 @@ def _families(runs: Sequence[Run]) -> list[str]:
     return ["scalars", *dict.fromkeys(family for run in runs for rank in run.ranks for family in run.families(rank))]
 
 
-def _metrics(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str, list[_Line]]]:
+def _metrics(runs: Sequence[Run], family: str) -> Iterator[tuple[str, str, list[_Line]]]:
     """Statistic (empty for numbers of the step), name and lines of every metric of a family."""
-    if what == "scalars":
+    if family == "scalars":
         numbers: dict[str, list[_Line]] = {}
         for run in runs:
             for rank in run.ranks:
@@ -178,7 +178,7 @@ def _metrics(runs: Sequence[Run], what: str) -> Iterator[tuple[str, str, list[_L
         keyed: dict[Key, list[_Line]] = {}
         for run in runs:
             for rank in run.ranks:
-                for key, series in run.series(rank, what, op).items():
+                for key, series in run.series(rank, family, op).items():
                     keyed.setdefault(key, []).append(_Line(*series))
         for key, lines in keyed.items():
             yield op, sample_key(key.vpp_stage, key.micro_step, key.phase, key.detail, key.name), lines
@@ -248,20 +248,20 @@ class _Shape:
         values = np.concatenate([line.values for line in lines])
         good = np.isfinite(values) & ((values != 0.0) if log else True)
         steps, values = steps[good], values[good]
-        x = np.log(np.abs(values)) if log else values
+        heights = np.log(np.abs(values)) if log else values
         learned = ((steps - knots[0]) // BLOCK) % HELD_OUT != HELD_OUT - 1
-        steps, x = (steps[learned], x[learned]) if int(learned.sum()) >= FEW // 2 else (steps, x)
+        steps, heights = (steps[learned], heights[learned]) if int(learned.sum()) >= FEW // 2 else (steps, heights)
         self._log = log
         self._scale = scale
         order = np.argsort(steps, kind="stable")
-        steps, x = steps[order], x[order]
+        steps, heights = steps[order], heights[order]
         centers, scatters = [], []
         for i, knot in enumerate(knots):
             low, high = knots[max(i - 1, 0)], knots[min(i + 1, len(knots) - 1)]
-            near = x[np.searchsorted(steps, low) : np.searchsorted(steps, high, side="right")]
+            near = heights[np.searchsorted(steps, low) : np.searchsorted(steps, high, side="right")]
             if len(near) < 8:
                 # The eight values that are nearest: few steps at the beginning of a run.
-                near = x[np.argsort(np.abs(steps - knot), kind="stable")[:8]]
+                near = heights[np.argsort(np.abs(steps - knot), kind="stable")[:8]]
             center = float(np.median(near))
             spread = 1.4826 * float(np.median(np.abs(near - center)))
             # A metric that moves around the knot reaches further to one side than its median deviation says.
@@ -289,25 +289,25 @@ def _begins(line: _Line, limits: Limits, patience: int) -> list[int]:
     bad = outside(limits, values, steps)
     if not bad.any():
         return []
-    found: list[int] = []
+    begins: list[int] = []
     row = fine = 0
     running = False
     for step, wrong in zip(steps.tolist(), bad.tolist()):
         row, fine = (row + 1, 0) if wrong else (0, fine + 1)
         if not running and row >= patience:
             running = True
-            found.append(step)
+            begins.append(step)
         elif running and fine >= RECOVERY:
             running = False
-    return found
+    return begins
 
 
 def outside(limits: Limits, values: Floats, steps: Integers) -> npt.NDArray[np.bool_]:
     """`Limits.outside` of one metric over many steps, [n]."""
     low, high = limits.over(steps)
     with np.errstate(divide="ignore", invalid="ignore"):
-        x = np.log(np.abs(values)) if limits.log[0] else values
-    out: npt.NDArray[np.bool_] = (x < low) | (x > high)
+        heights = np.log(np.abs(values)) if limits.log[0] else values
+    out: npt.NDArray[np.bool_] = (heights < low) | (heights > high)
     return out
 
 
@@ -315,7 +315,7 @@ def describe(learned: Learned) -> list[str]:
     """The summary, line by line."""
     bands = learned.bands
     lines = [f"learned {bands.count} bands from steps {learned.steps[0]} to {learned.steps[1]}; {learned.widened} were widened"]
-    lines += [f"  {what}: {count}" for what, count in learned.counts.items()]
+    lines += [f"  {family}: {count}" for family, count in learned.counts.items()]
     held = []
     if bands.changing:
         held.append(f"{len(bands.changing)} parameters change with every step")

@@ -133,7 +133,7 @@ def load_bands(path: Path) -> Bands:
 
 
 def _tree(band: Band) -> dict[str, Any]:
-    return {"log": band.log, "low": [_short(x) for x in band.low], "high": [_short(x) for x in band.high]}
+    return {"log": band.log, "low": [_short(value) for value in band.low], "high": [_short(value) for value in band.high]}
 
 
 def _short(value: float) -> float:
@@ -153,7 +153,7 @@ class _Reader:
             self._wrong("msprobe_bands", version, f"{VERSION}; made by another version? learn again")
         knots = tree.get("knots")
         whole = isinstance(knots, list) and all(isinstance(k, int) and not isinstance(k, bool) and abs(k) < 1 << 62 for k in knots)
-        if not whole or not 1 <= len(knots) <= MAX_KNOTS or any(a >= b for a, b in itertools.pairwise(knots)):
+        if not whole or not 1 <= len(knots) <= MAX_KNOTS or any(knot >= next_knot for knot, next_knot in itertools.pairwise(knots)):
             self._wrong("knots", knots, f"1 to {MAX_KNOTS} whole numbers, ascending")
         self._knots = len(knots)
         patience = tree.get("patience")
@@ -185,15 +185,17 @@ class _Reader:
     def _band(self, node: Any, where: str) -> Band:
         tree = self._require_mapping(node, where)
         low, high = (self._numbers(tree.get(side), f"{where}.{side}") for side in ("low", "high"))
-        if any(a > b for a, b in zip(low, high)):
+        if any(lower > upper for lower, upper in zip(low, high)):
             self._wrong(where, "low above high", "low below high at every knot")
         return Band(low, high, self._truth(tree, "log", where))
 
     def _numbers(self, node: Any, where: str) -> tuple[float, ...]:
         fine = isinstance(node, list) and len(node) == self._knots
-        if not fine or not all(isinstance(x, (int, float)) and not isinstance(x, bool) and abs(x) < 1e308 for x in node):
+        if not fine or not all(
+            isinstance(number, (int, float)) and not isinstance(number, bool) and abs(number) < 1e308 for number in node
+        ):
             self._wrong(where, node, f"{self._knots} finite numbers, one per knot")
-        return tuple(float(x) for x in node)
+        return tuple(float(number) for number in node)
 
     def _truth(self, tree: Mapping[str, Any], key: str, where: str = "relations") -> bool:
         value = tree.get(key, False)

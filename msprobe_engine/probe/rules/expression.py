@@ -155,9 +155,9 @@ class Expression:
             tree = ast.parse(flat, mode="eval")
         except (SyntaxError, ValueError, MemoryError, RecursionError) as error:
             column = getattr(error, "offset", None)
-            at = f", column {column}" if column else ""
+            place = f", column {column}" if column else ""
             reason = getattr(error, "msg", None) or type(error).__name__
-            raise SettingsError(f"{where}{at}: {reason} in {_short(flat)}; allowed: {ALLOWED}") from None
+            raise SettingsError(f"{where}{place}: {reason} in {_short(flat)}; allowed: {ALLOWED}") from None
         root = self._build(tree.body, 0)
         if not root.truth:
             self._refuse(tree.body, "the expression is a number, not something that holds or not; compare it with one")
@@ -273,9 +273,13 @@ class Expression:
         if not isinstance(node.func, ast.Name):
             self._refuse(node, "only functions by name can be called")
         name = node.func.id
-        if node.keywords or any(isinstance(a, ast.Starred) for a in node.args):
+        if node.keywords or any(isinstance(argument_node, ast.Starred) for argument_node in node.args):
             self._refuse(node, f"{name} takes its arguments in order, without names or stars")
-        texts = [a.value for a in node.args if isinstance(a, ast.Constant) and isinstance(a.value, str)]
+        texts = [
+            argument_node.value
+            for argument_node in node.args
+            if isinstance(argument_node, ast.Constant) and isinstance(argument_node.value, str)
+        ]
         if texts and len(texts) != len(node.args):
             self._refuse(node, f"{name} takes texts or one number, not both")
         if texts:

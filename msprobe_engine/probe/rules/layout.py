@@ -139,9 +139,9 @@ class LayoutCache:
         size = (len(frame.entries), len(frame.samples))
         memory = self._known.get(size)
         if memory is None or frame.samples != memory.samples or frame.entries != memory.entries:
-            found = self._walk(frame)
-            if memory is None or found != memory.leaves or not _alike(frame.samples, memory.samples):
-                memory = _Memory([], [], found, self._renew_layout(frame, found))
+            leaves = self._walk(frame)
+            if memory is None or leaves != memory.leaves or not _alike(frame.samples, memory.samples):
+                memory = _Memory([], [], leaves, self._renew_layout(frame, leaves))
         memory.entries, memory.samples = frame.entries, frame.samples
         # The number of rows may have changed although no tensor moved.
         if memory.layout.plain != _is_plain(memory.layout.rows, frame):
@@ -163,13 +163,13 @@ class LayoutCache:
         shared = min(len(old), len(known))
         return [known[i] if i < shared and entry == old[i] else _tensors(entry, frame.rank) for i, entry in enumerate(frame.entries)]
 
-    def _build(self, frame: Frame, found: list[list[tuple[str, int, int]]]) -> Layout:
+    def _build(self, frame: Frame, leaves: list[list[tuple[str, int, int]]]) -> Layout:
         names: list[str] = []
         keys: list[str] = []
         rows: list[int] = []
         kinds: list[int] = []
         order: list[int] = []
-        for i, tensors in enumerate(found):
+        for i, tensors in enumerate(leaves):
             for name, row, kind in tensors:
                 names.append(name)
                 keys.append(name)
@@ -210,7 +210,7 @@ def _is_received(entry: Entry, rank: int) -> bool:
 
 def _alike(new: list[Sample], old: list[Sample]) -> bool:
     # Samples may differ in their extra facts; only what a layout holds counts.
-    return len(new) == len(old) and all(a is b or _identity(a) == _identity(b) for a, b in zip(new, old))
+    return len(new) == len(old) and all(sample is earlier or _identity(sample) == _identity(earlier) for sample, earlier in zip(new, old))
 
 
 def _identity(sample: Sample) -> tuple[object, ...]:

@@ -82,13 +82,13 @@ class LastingRule(Rule, Generic[A]):
             expected, seen = words()
             return scalar_alert(frame, name, kind or self.all_kinds[0], rule=self, value=value, expected=expected, seen=seen)
 
-        found = (episodes or self.episodes).update(_BAD if bad else _FINE, _SLOT)
-        return self.build_alerts(frame, found, lambda _slot: name, describe, kind)
+        changes = (episodes or self.episodes).update(_BAD if bad else _FINE, _SLOT)
+        return self.build_alerts(frame, changes, lambda _slot: name, describe, kind)
 
 
 def episode_alerts(
     frame: Frame,
-    found: Sequence[Episode],
+    episodes: Sequence[Episode],
     names: Callable[[int], str],
     describe: Callable[[Episode], Alert],
     *,
@@ -102,8 +102,8 @@ def episode_alerts(
         names: name of a slot.
         describe: the alert for an episode that begins.
     """
-    begun = [episode for episode in found if not episode.over]
-    over = [episode for episode in found if episode.over]
+    begun = [episode for episode in episodes if not episode.over]
+    over = [episode for episode in episodes if episode.over]
     alerts = note_rest([describe(episode) for episode in begun[:max_alerts]], len(begun))
     if over:
         first = over[0]

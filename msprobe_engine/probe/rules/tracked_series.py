@@ -93,7 +93,7 @@ class Watch:
         entries = len(frame.entries)
         index: list[int] = []
         slots: list[int] = []
-        here: set[int] = set()
+        present: set[int] = set()
         for i, order in enumerate(table.layout.order.tolist()):
             key = self._key(frame.samples[order - entries]) if order >= entries else None
             if key is None:
@@ -103,9 +103,9 @@ class Watch:
                 slot = self._slots[key] = len(self.names)
                 self.names.append(key)
                 self.first.append(i)
-            elif slot not in here:
+            elif slot not in present:
                 self.first[slot] = i
-            here.add(slot)
+            present.add(slot)
             index.append(i)
             slots.append(slot)
         of = np.array(slots, np.intp)
@@ -283,5 +283,5 @@ class Episodes:
         self._run[slots], self._fine[slots], self._length[slots] = run, fine, length
         self._open[slots] = (opened | begins) & ~ends
         self._quiet = not (self._run.any() or self._open.any())
-        found = [Episode(int(slots[i]), int(run[i]), False) for i in np.flatnonzero(begins).tolist()]
-        return found + [Episode(int(slots[i]), int(length[i] - fine[i]), True) for i in np.flatnonzero(ends).tolist()]
+        begun = [Episode(int(slots[i]), int(run[i]), False) for i in np.flatnonzero(begins).tolist()]
+        return begun + [Episode(int(slots[i]), int(length[i] - fine[i]), True) for i in np.flatnonzero(ends).tolist()]

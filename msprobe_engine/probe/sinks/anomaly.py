@@ -119,17 +119,17 @@ class AnomalySink(Sink):
     def _read_earlier(self) -> dict[str, Any]:
         """What an earlier part of the run left. A file that is none of ours is put aside, never deleted."""
         try:
-            found = parse_json(read_input(self.path, MAX_BYTES, follow=False))
+            records = parse_json(read_input(self.path, MAX_BYTES, follow=False))
         except FileNotFoundError:
             return {}
         except ValueError:
-            found = None
+            records = None
         except OSError as error:
             if error.errno != errno.EFBIG:
                 raise SinkError(f"anomaly sink: cannot read {self.path}: {explain(error)}") from error
-            found = None
-        if isinstance(found, dict) and all(isinstance(record, dict) for record in found.values()):
-            return found
+            records = None
+        if isinstance(records, dict) and all(isinstance(record, dict) for record in records.values()):
+            return records
         aside = self.path.with_name(f"{FILE}.{os.getpid()}.unreadable")
         os.replace(self.path, aside)
         _log.warning("%s holds no anomalies that can be read; it was moved to %s", self.path, aside.name)

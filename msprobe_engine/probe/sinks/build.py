@@ -49,7 +49,7 @@ def build_sinks(
         settings = _without_layers(settings)
     sinks = settings.sinks
     if sinks.csv.enabled and monitor is not None:
-        rules = [one.rule for one in settings.rules] or ["nan_inf"]
+        rules = [rule.rule for rule in settings.rules] or ["nan_inf"]
         wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank, world_size=world_size, rules=rules))
     if sinks.tensorboard.enabled:
         wanted.append(lambda: _tensorboard(settings, monitor, output_dir, rank))

@@ -37,15 +37,15 @@ def find_directory(root: Path, rank: int, stamps: Sequence[str]) -> Path:
     except UsageError as error:
         raise SettingsError(str(error)) from None
     try:
-        mine = [d for d in rank_directories(root, rank) if d.stamp is not None]
+        own = [d for d in rank_directories(root, rank) if d.stamp is not None]
     except UsageError as error:
         raise SinkError(f"csv sink: append_output: {error}") from None
-    fitting = [d for d in mine if d.stamp is not None and between(d.stamp, first, last)]
+    fitting = [d for d in own if d.stamp is not None and between(d.stamp, first, last)]
     if not fitting:
-        there = ", ".join(str(d.stamp) for d in mine) or "none"
+        stamps_of_rank = ", ".join(str(d.stamp) for d in own) or "none"
         raise SinkError(
             f"csv sink: append_output: {root} has no directory of rank {rank} from {stamps[0]} to {stamps[1]}; "
-            f"time stamps of this rank there: {there}; give a range with one of them, or leave append_output out"
+            f"time stamps of this rank there: {stamps_of_rank}; give a range with one of them, or leave append_output out"
         )
     return fitting[-1].path
 
@@ -62,9 +62,9 @@ def whole_lines(path: Path) -> int:
             size = keep = os.fstat(fd).st_size
             while keep:
                 start = max(0, keep - _TAIL)
-                at = os.pread(fd, keep - start, start).rfind(b"\n")
-                keep = start + at + 1
-                if at >= 0:
+                newline = os.pread(fd, keep - start, start).rfind(b"\n")
+                keep = start + newline + 1
+                if newline >= 0:
                     break
             if path.suffix == ".csv":
                 keep = _whole_row(fd, keep)

@@ -76,6 +76,6 @@ class SqliteSink(OneFileSink):
             metric, target = self._db.place(family, key)
             places.setdefault(metric, []).append(i)
             targets.append(target)
-        for metric, mine in places.items():
-            chosen = {op: v[mine] for op, v in values.items()}
-            self._db.add(self._rank, metric, [frame.step] * len(mine), [targets[i] for i in mine], chosen)
+        for metric, rows in places.items():
+            chosen = {op: v[rows] for op, v in values.items()}
+            self._db.add(self._rank, metric, [frame.step] * len(rows), [targets[i] for i in rows], chosen)

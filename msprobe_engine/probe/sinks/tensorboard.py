@@ -128,8 +128,8 @@ class TensorBoardSink(Sink):
         tags: list[bytes] = []
         rows = frame.rows[[s.ref.row for s in samples]]
         present = rows.view("int64")[:, 0] != 0
-        for sample, there in zip(samples, present.tolist()):
-            if there:
+        for sample, is_present in zip(samples, present.tolist()):
+            if is_present:
                 tags += self._tags_of(sample)
                 if sample.extra and "histogram" in sample.extra:
                     self._histogram(frame, sample, add)

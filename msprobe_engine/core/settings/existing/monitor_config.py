@@ -136,12 +136,12 @@ def _monitor(old: Old) -> MonitorSettings:
 
 
 def _activations(old: Old) -> tuple[bool, bool]:
-    both, forward, backward = (old.flag(name) for name in ("xy_distribution", "forward_only", "backward_only"))
-    if both and forward and backward:
+    in_and_out, forward, backward = (old.flag(name) for name in ("xy_distribution", "forward_only", "backward_only"))
+    if in_and_out and forward and backward:
         old.report.warning("forward_only", "together with backward_only leaves nothing of xy_distribution")
-    if old.flag("all_xy") and not both:
+    if old.flag("all_xy") and not in_and_out:
         old.report.warning("all_xy", "has no effect without xy_distribution")
-    return both and not backward, both and not forward
+    return in_and_out and not backward, in_and_out and not forward
 
 
 def _ops() -> Key:

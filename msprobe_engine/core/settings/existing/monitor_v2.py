@@ -103,12 +103,12 @@ def read_v2(path: str | Path, framework: str | None = None) -> V2Settings:
 
 def _monitors(node: Mapping[str, Any], report: Report) -> dict[str, Mapping[str, Any]]:
     """The sections that are on; ``module`` is unless it says otherwise."""
-    found = node.get("monitors", {})
-    if not isinstance(found, Mapping):
-        report.wrong("monitors", found, "an object with the keys " + ", ".join(MONITORS))
+    monitors = node.get("monitors", {})
+    if not isinstance(monitors, Mapping):
+        report.wrong("monitors", monitors, "an object with the keys " + ", ".join(MONITORS))
         return {}
     out: dict[str, Mapping[str, Any]] = {}
-    for name, section in found.items():
+    for name, section in monitors.items():
         path = join("monitors", name)
         if name not in MONITORS:
             report.unknown("monitors", name, MONITORS)

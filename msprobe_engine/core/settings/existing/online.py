@@ -40,9 +40,9 @@ def check(dump: DumpSettings, section: str, report: Report) -> None:
     def place(key: str) -> str:
         return join("tensor", _RENAMED.get(key, key)) if not section else join(join(section, "online"), key)
 
-    what = join("tensor", SWITCH) if not section else join(section, "online")
+    switch = join("tensor", SWITCH) if not section else join(section, "online")
     if dump.task != "tensor":
-        report.error(what, f"needs task 'tensor', not {format_value(dump.task)}")
+        report.error(switch, f"needs task 'tensor', not {format_value(dump.task)}")
     if dump.level != "L1":
         report.error(join(section, "level"), f"the online pre-check looks at calls of APIs; allowed: 'L1', not {format_value(dump.level)}")
     for key in ("slice", "request_id", "bench_path", "load"):

@@ -225,12 +225,12 @@ class CsvSink(Sink):
             file = AppendFile(path)
             if file.size:
                 # Files of an earlier run, or of a block that comes back: the columns have to be ours.
-                there = resume.read_header(path)
+                columns = resume.read_header(path)
                 if family in FEATURES:
-                    more = [name for name in there if name not in header]
+                    more = [name for name in columns if name not in header]
                     self._columns[family] += more
                     lines, header = [line + ",nan" * len(more) for line in lines], self.header(family)
-                if there != list(header):
+                if columns != list(header):
                     file.close()
                     resume.with_columns(path, header)
                     file = AppendFile(path)

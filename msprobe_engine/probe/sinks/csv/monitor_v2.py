@@ -91,13 +91,13 @@ class CsvV2Sink(Sink):
         if block != self._block:
             self.close()
             self._block = block
-        found: dict[str, list[Sample]] = {}
+        by_monitor: dict[str, list[Sample]] = {}
         for sample in frame.samples:
             monitor = _MONITOR.get(sample.family, "")
             if monitor in self._ops and sample.ref.row >= 0 and (monitor != "cc" or (self._collectives and "call" in sample.extra)):
-                found.setdefault(monitor, []).append(sample)
+                by_monitor.setdefault(monitor, []).append(sample)
         failed: SinkError | None = None
-        for monitor, samples in found.items():
+        for monitor, samples in by_monitor.items():
             try:
                 self._append(monitor, frame, sorted(samples, key=lambda s: _ORDER[s.family]))
             except SinkError as error:

@@ -187,8 +187,8 @@ class DumpSink(Sink):
         """Without ranks a directory is named by its process, so a second run does not replace the first one but stands beside it. What a
         process that still runs has made is of a rank of this run that was there sooner."""
         step, own = os.path.split(path)
-        with contextlib.suppress(OSError), os.scandir(step) as found:
-            others = [e for e in found if e.name.startswith("proc") and e.name != own and e.stat().st_mtime < self._made]
+        with contextlib.suppress(OSError), os.scandir(step) as entries:
+            others = [e for e in entries if e.name.startswith("proc") and e.name != own and e.stat().st_mtime < self._made]
             old = sorted(e.name for e in others if not layout.of_a_live_process(e.name))
             if old:
                 more = f" and {len(old) - 1} more" if len(old) > 1 else ""

@@ -80,7 +80,7 @@ class Bench:
         Raises:
             ProbeError: the earlier dump cannot be read, or does not have this step and rank.
         """
-        there = self._read_step(frame.step, rank)
+        golden = self._read_step(frame.step, rank)
         verdicts: dict[str, Verdict] = {}
         gradients: list[Entry] = []
         for entry in frame.entries:
@@ -88,10 +88,10 @@ class Bench:
             if holds_gradients(entry.name):
                 gradients.append(entry)  # they come before the backward record that explains them
             else:
-                verdicts[entry.name] = _judge(entry, frame.rows, there, verdicts)
+                verdicts[entry.name] = _judge(entry, frame.rows, golden, verdicts)
         spoiled = {_base(n) for n, v in verdicts.items() if v.kind in (INHERITED, DIFFERING, ABSENT)}
         for entry in gradients:
-            verdict = _judge(entry, frame.rows, there, verdicts)
+            verdict = _judge(entry, frame.rows, golden, verdicts)
             if verdict.kind == DIFFERING and _base(entry.name) in spoiled:
                 verdict = verdict._replace(kind=INHERITED)
             verdicts[entry.name] = verdict
@@ -127,11 +127,11 @@ class _Step:
             return {name: record for block in records for name, record in block.items()}
 
 
-def _judge(entry: Entry, rows: Rows, there: _Step, before: dict[str, Verdict]) -> Verdict:
-    op = there.ops.get(entry.name)
+def _judge(entry: Entry, rows: Rows, golden: _Step, before: dict[str, Verdict]) -> Verdict:
+    op = golden.ops.get(entry.name)
     if op is None:
         return Verdict(ABSENT, {})
-    table = there.table
+    table = golden.table
     other = {table.place(row): row for row in table.rows(op) if row not in table.values and table.dtype[row] is not None}
     differ: dict[str, tuple[str, str]] = {}
     inherits = undecided = False
@@ -153,20 +153,22 @@ def _judge(entry: Entry, rows: Rows, there: _Step, before: dict[str, Verdict]) -
     if not differ:
         return _EQUAL
     for section in ("input_args", "input_kwargs"):
-        differ |= _plain(place_of(section), entry.sections.get(section), there.records[entry.name].get(section))
+        differ |= _plain(place_of(section), entry.sections.get(section), golden.records[entry.name].get(section))
     return Verdict(DIFFERING, differ)
 
 
-def _plain(place: str, here: Any, there: Any) -> dict[str, tuple[str, str]]:
+def _plain(place: str, target: Any, golden: Any) -> dict[str, tuple[str, str]]:
     """Numbers and texts among the arguments that differ: they are the program's, no other record explains them."""
-    if isinstance(here, Opaque):
-        is_structure = there is None or isinstance(there, list) or (isinstance(there, dict) and ("type" not in there or "dtype" in there))
-        mine, its = json.dumps(here.json, default=str), json.dumps(there)
-        return {} if is_structure or mine == its else {place: (mine, its)}
-    if isinstance(here, list) and isinstance(there, list):
-        here, there = dict(enumerate(here)), dict(enumerate(there))
-    if isinstance(here, dict) and isinstance(there, dict):
-        return {p: d for key, child in here.items() for p, d in _plain(f"{place}.{key}", child, there.get(key)).items()}
+    if isinstance(target, Opaque):
+        is_structure = (
+            golden is None or isinstance(golden, list) or (isinstance(golden, dict) and ("type" not in golden or "dtype" in golden))
+        )
+        target_text, golden_text = json.dumps(target.json, default=str), json.dumps(golden)
+        return {} if is_structure or target_text == golden_text else {place: (target_text, golden_text)}
+    if isinstance(target, list) and isinstance(golden, list):
+        target, golden = dict(enumerate(target)), dict(enumerate(golden))
+    if isinstance(target, dict) and isinstance(golden, dict):
+        return {p: d for key, child in target.items() for p, d in _plain(f"{place}.{key}", child, golden.get(key)).items()}
     return {}
 
 
@@ -196,10 +198,10 @@ def _compare(ref: TensorRef, rows: Rows, table: DumpTable, row: int | None) -> t
     """Equal, not equal, or None: cannot be told; and what was compared."""
     if row is None:
         return None, ("", "")
-    here = ref.description
-    for mine, its in ((list(here.shape), table.shape[row] or []), (here.dtype, table.dtype[row])):
-        if mine != its:
-            return False, (str(mine), str(its))
+    description = ref.description
+    for target, golden in ((list(description.shape), table.shape[row] or []), (description.dtype, table.dtype[row])):
+        if target != golden:
+            return False, (str(target), str(golden))
     statistics = _rows.read_row(rows[ref.row])
     md5, digest = table.md5[row], table.extra.get(row, {}).get("digest")
     sums = (
@@ -243,7 +245,9 @@ class DifferenceSink(ChosenRecords):
         self._log_step(frame.step, verdicts, kept)
         kinds = [v.kind for v in verdicts.values()]
         facts: dict[str, object] = {kind: kinds.count(kind) for kind in KINDS}
-        facts["records"] = {name: {p: {"here": a, "bench": b} for p, (a, b) in verdicts[name].places.items()} for name in kept}
+        facts["records"] = {
+            name: {p: {"here": target, "bench": golden} for p, (target, golden) in verdicts[name].places.items()} for name in kept
+        }
         facts["not_in_bench"] = [name for name, v in verdicts.items() if v.kind == ABSENT][:_MOST_NAMES]
         self._only(frame, kept, alerts, facts)
 

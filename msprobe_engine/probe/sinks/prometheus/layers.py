@@ -84,8 +84,8 @@ class LayerGauges:
             best = np.full(merged, -np.inf)
             np.maximum.at(best, groups.merged, np.where(bad | ~np.isfinite(column), -np.inf, column))
             columns[name] = best.tolist()
-        found = ((key, columns[statistic][i]) for i, keys in enumerate(groups.keys) for key, statistic in keys)
-        return [(key, value) for key, value in found if value != -np.inf]
+        gauges = ((key, columns[statistic][i]) for i, keys in enumerate(groups.keys) for key, statistic in keys)
+        return [(key, value) for key, value in gauges if value != -np.inf]
 
 
 def _group(frame: Frame, layout: Layout, by_layer: bool) -> _Groups | None:

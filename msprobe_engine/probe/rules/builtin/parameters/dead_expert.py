@@ -83,12 +83,12 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
         some = view.total((table.count - table.zeros) * counts) > 0
         alive = np.where(self._router, ~self._find_starving(view), some)
         neighbours = np.bincount(self._layer, some, len(self._layers))[self._layer] > 0
-        here = np.zeros(view.size, np.bool_)
-        here[view.seen] = True
-        judged = np.flatnonzero(np.where(self._router, here, neighbours))
-        found = self.episodes.update(~alive[judged], judged)
+        is_present = np.zeros(view.size, np.bool_)
+        is_present[view.seen] = True
+        judged = np.flatnonzero(np.where(self._router, is_present, neighbours))
+        episodes = self.episodes.update(~alive[judged], judged)
 
-        return self._describe_episodes(frame, view, found)
+        return self._describe_episodes(frame, view, episodes)
 
     def _find_starving(self, view: View) -> Mask:
         """Routers with more experts without tokens than at the beginning, by slot."""
@@ -101,7 +101,7 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
         self._steps[view.seen] += 1
         return over
 
-    def _describe_episodes(self, frame: Frame, view: View, found: Sequence[Episode]) -> list[Alert]:
+    def _describe_episodes(self, frame: Frame, view: View, episodes: Sequence[Episode]) -> list[Alert]:
         table = view.table
 
         def name(slot: int) -> str:
@@ -125,4 +125,4 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
                 order=int(table.layout.order[place]),
             )
 
-        return self.build_alerts(frame, found, name, describe)
+        return self.build_alerts(frame, episodes, name, describe)

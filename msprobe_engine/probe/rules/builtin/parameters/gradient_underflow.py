@@ -66,7 +66,7 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
             lost = self._count_lost(view)[seen] / (count - zeros)
         rising = self._find_rising(share, view, large)
         bad = large & ((lost > self.args.threshold) | rising)
-        found = self.episodes.update(bad, seen)
+        episodes = self.episodes.update(bad, seen)
 
         def describe(episode: Episode) -> Alert:
             i = int(np.searchsorted(seen, episode.slot))
@@ -86,7 +86,7 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
                 seen=f"{number(100.0 * value)} % {what}, for {episode.steps} monitored steps",
             )
 
-        return self.build_alerts(frame, found, lambda slot: self._watch.names[slot].split(" ", 4)[4], describe)
+        return self.build_alerts(frame, episodes, lambda slot: self._watch.names[slot].split(" ", 4)[4], describe)
 
     def _count_lost(self, view: View) -> Column:
         """Elements below the limit that are not zero, by slot; 0 where it was not counted."""

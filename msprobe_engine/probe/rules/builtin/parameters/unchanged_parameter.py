@@ -92,7 +92,7 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
         known = np.zeros(view.size, np.bool_)
         bad[view.slots], known[view.slots] = same & judged, judged
         slots = np.flatnonzero(known)
-        found = self.episodes.update(bad[slots], slots)
+        episodes = self.episodes.update(bad[slots], slots)
 
         def describe(episode: Episode) -> Alert:
             place = self._watch.first[episode.slot]
@@ -109,7 +109,7 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
                 extra={"gradient": gradient},
             )
 
-        return self.build_alerts(frame, found, lambda slot: self._watch.names[slot].split(" ", 1)[1], describe)
+        return self.build_alerts(frame, episodes, lambda slot: self._watch.names[slot].split(" ", 1)[1], describe)
 
     def _read_last_words(self, slots: Slots) -> Words:
         """Words of the last monitored step, all -1 where there was none."""

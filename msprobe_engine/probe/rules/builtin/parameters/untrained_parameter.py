@@ -98,9 +98,9 @@ class UntrainedParameterRule(Rule):
         zero = ints[:, ZEROS] == ints[:, COUNT]
         if zero.all():
             return None
-        found = {self._names[i] for i in np.flatnonzero(zero)} - {self._names[i] for i in np.flatnonzero(~zero)}
-        found |= {name for name, why in frame.untrained.items() if why == NO_GRADIENT}
-        return {name for name in found if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
+        names = {self._names[i] for i in np.flatnonzero(zero)} - {self._names[i] for i in np.flatnonzero(~zero)}
+        names |= {name for name, why in frame.untrained.items() if why == NO_GRADIENT}
+        return {name for name in names if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
 
     def _lasts(self, name: str) -> bool:
         """One more step without: is it to be said?"""

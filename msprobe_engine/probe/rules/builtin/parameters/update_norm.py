@@ -39,16 +39,16 @@ class _TwoLevels:
         self.plain = RunningMedian(window, warmup)
         self._scaled = RunningMedian(window, warmup)
 
-    def far(self, x: Column, slots: Slots, healthy: Mask, rate: float | None, args: UpdateNormArgs) -> Mask:
+    def far(self, norms: Column, slots: Slots, healthy: Mask, rate: float | None, args: UpdateNormArgs) -> Mask:
         """Where both are too far away, [m]; the values that are not are taken in."""
-        plain = self.plain.measure(x, slots, healthy)
-        both = [(self.plain, plain)]
+        plain = self.plain.measure(norms, slots, healthy)
+        measured = [(self.plain, plain)]
         if rate is not None and rate > 0.0:
-            both.append((self._scaled, self._scaled.measure(x / rate, slots, healthy)))
+            measured.append((self._scaled, self._scaled.measure(norms / rate, slots, healthy)))
         # A schedule is a trend and no scatter: what is usual is judged by the plain values.
-        far = [distance.away > math.log(args.threshold) for _, distance in both]
+        far = [distance.away > math.log(args.threshold) for _, distance in measured]
         out: Mask = np.logical_and.reduce([*far, plain.away > args.scatter * plain.scatter])
-        for level, distance in both:
+        for level, distance in measured:
             level.add(distance, slots, healthy & ~out)
         return out
 
@@ -98,17 +98,17 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
             return []
         # The global norm has slot 0, the layers those behind it.
         known = "step" in self.kinds and math.isfinite(total) and total > 0.0
-        x = np.append(total if known else 1.0, norm)
+        norms = np.append(total if known else 1.0, norm)
         slots = np.append(0, seen + 1)
         judged = np.append(known, healthy)
-        bad = self._levels.far(x, slots, judged, frame.scalars.get("learning_rate"), self.args)
-        found = self.episodes.update(bad[judged], slots[judged])
+        bad = self._levels.far(norms, slots, judged, frame.scalars.get("learning_rate"), self.args)
+        episodes = self.episodes.update(bad[judged], slots[judged])
 
         def name(slot: int) -> str:
             return GLOBAL if slot == 0 else self._watch.names[slot - 1]
 
         def describe(episode: Episode) -> Alert:
-            value = float(x[np.searchsorted(slots, episode.slot)])
+            value = float(norms[np.searchsorted(slots, episode.slot)])
             level = self._levels.plain.value(episode.slot)
             return scalar_alert(
                 frame,
@@ -121,4 +121,4 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
                 order=None if episode.slot == 0 else int(order[self._watch.first[episode.slot - 1]]),
             )
 
-        return self.build_alerts(frame, found, name, describe)
+        return self.build_alerts(frame, episodes, name, describe)

@@ -59,15 +59,15 @@ class WrittenParameterRule(Rule):
         ints = as_int64(table)
         alerts: list[Alert] = []
         if frame.step == self._step + 1 and frame.complete:
-            known = [(name, at) for name, at in places.before.items() if name in self._last]
-            other = [(name, at) for name, at in known if _differ(self._last[name], ints[at])]
+            known = [(name, row) for name, row in places.before.items() if name in self._last]
+            other = [(name, row) for name, row in known if _differ(self._last[name], ints[row])]
             if len(other) <= _MOST * len(known):
-                alerts = [self._alert(frame, layout, table, name, at) for name, at in other[: self.args.max_alerts]]
+                alerts = [self._alert(frame, layout, table, name, row) for name, row in other[: self.args.max_alerts]]
                 note_rest(alerts, len(other))
         if places.after:
             self._step = frame.step
-            self._last = {name: ints[at].copy() for name, at in places.after.items()}
-            self._norms = {name: _norm(table[at]) for name, at in places.after.items()}
+            self._last = {name: ints[row].copy() for name, row in places.after.items()}
+            self._norms = {name: _norm(table[row]) for name, row in places.after.items()}
         return alerts
 
     def _alert(self, frame: Frame, layout: Layout, table: npt.NDArray[np.float64], name: str, at: int) -> Alert:
@@ -78,27 +78,27 @@ class WrittenParameterRule(Rule):
         return alert_at(frame, layout, at, rule=self, value=norm, expected="what the update has left", seen=seen)
 
     def _places_of(self, frame: Frame, layout: Layout) -> _Places:
-        found = self._places.get(layout.number)
-        if found is None:
-            found = _Places({}, {})
+        places = self._places.get(layout.number)
+        if places is None:
+            places = _Places({}, {})
             entries = len(frame.entries)
             for i, order in enumerate(layout.order.tolist()):
                 if order < entries:
                     continue
                 sample = frame.samples[order - entries]
-                side = {"param_origin": found.before, "param_updated": found.after}.get(sample.family)
+                side = {"param_origin": places.before, "param_updated": places.after}.get(sample.family)
                 if side is not None and FINER_COPY not in sample.extra and not is_excluded(sample.name, self.args.exclude):
                     side[f"{sample.vpp_stage} {sample.name}"] = i
             if len(self._places) > 4:
                 self._places.clear()
-            self._places[layout.number] = found
-        return found
+            self._places[layout.number] = places
+        return places
 
 
-def _differ(one: npt.NDArray[np.int64], two: npt.NDArray[np.int64]) -> bool:
-    digests = bool(one[FLAGS] & two[FLAGS] & HAS_DIGEST)
+def _differ(before: npt.NDArray[np.int64], after: npt.NDArray[np.int64]) -> bool:
+    digests = bool(before[FLAGS] & after[FLAGS] & HAS_DIGEST)
     words = [COUNT, DIGEST] if digests else list(_BITS)
-    return bool((one[words] != two[words]).any())
+    return bool((before[words] != after[words]).any())
 
 
 def _norm(row: npt.NDArray[np.float64]) -> float:

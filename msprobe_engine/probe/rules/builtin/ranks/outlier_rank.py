@@ -82,11 +82,11 @@ class OutlierRankRule(LastingRule[OutlierRankArgs]):
         values = np.asarray(numbers.values, np.float64)
         names = [n for n in numbers.names if scalar_kind(n) in self.kinds and not self.left_out(n)]
         columns = [list(numbers.names).index(n) for n in names]
-        mine = values[ranks.index(frame.rank), columns]
-        bad, median, judged = _outliers(values[:, columns], mine, self.args)
+        own = values[ranks.index(frame.rank), columns]
+        bad, median, judged = _outliers(values[:, columns], own, self.args)
         slots = np.array([self._slots.setdefault(n, len(self._slots)) for n in names], np.intp)
         known: Slots = np.flatnonzero(judged)
-        found = self.episodes.update(bad[known], slots[known])
+        episodes = self.episodes.update(bad[known], slots[known])
         by_slot = {slot: name for name, slot in self._slots.items()}
 
         def describe(episode: Episode) -> Alert:
@@ -97,18 +97,18 @@ class OutlierRankRule(LastingRule[OutlierRankArgs]):
                 name,
                 scalar_kind(name),
                 rule=self,
-                value=float(mine[i]),
+                value=float(own[i]),
                 expected="a value near that of the other ranks",
-                seen=f"value {number(float(mine[i]))} in step {numbers.step}, the median of {len(ranks)} ranks is "
+                seen=f"value {number(float(own[i]))} in step {numbers.step}, the median of {len(ranks)} ranks is "
                 f"{number(float(median[i]))}, for {episode.steps} steps",
                 extra={"ranks": ranks, "of_step": numbers.step},
             )
 
-        return self.build_alerts(frame, found, by_slot.__getitem__, describe)
+        return self.build_alerts(frame, episodes, by_slot.__getitem__, describe)
 
 
 def _outliers(
-    values: npt.NDArray[np.float64], mine: npt.NDArray[np.float64], args: OutlierRankArgs
+    values: npt.NDArray[np.float64], own: npt.NDArray[np.float64], args: OutlierRankArgs
 ) -> tuple[Mask, npt.NDArray[np.float64], Mask]:
     """Which of this rank's numbers are outliers, the medians, and which could be judged. [k] each."""
     n = values.shape[1]
@@ -116,12 +116,12 @@ def _outliers(
     for k in range(n):
         column = values[:, k]
         finite = column[np.isfinite(column)]
-        if len(finite) < 3 or np.isnan(mine[k]):  # no such number here
+        if len(finite) < 3 or np.isnan(own[k]):  # no such number here
             continue
         medians[k] = median = float(np.median(finite))
         scatter = 1.4826 * float(np.median(np.abs(finite - median)))
         judged[k] = True
-        bad[k] = not np.isfinite(mine[k]) or abs(mine[k] - median) > max(args.threshold * scatter, args.distance * abs(median))
+        bad[k] = not np.isfinite(own[k]) or abs(own[k] - median) > max(args.threshold * scatter, args.distance * abs(median))
     return bad, medians, judged
 
 

@@ -51,7 +51,7 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
             return []
         count, zeros = view.spread(view.table.count)[view.seen], view.spread(view.table.zeros)[view.seen]
         bad = (zeros >= self.args.threshold * count) & (count >= self.args.elements)
-        found = self.episodes.update(bad, view.seen)
+        episodes = self.episodes.update(bad, view.seen)
 
         def describe(episode: Episode) -> Alert:
             i = int(np.searchsorted(view.seen, episode.slot))
@@ -66,4 +66,4 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
                 seen=f"{number(100.0 * share)} % exact zeros for {episode.steps} monitored steps",
             )
 
-        return self.build_alerts(frame, found, lambda slot: self._watch.names[slot].split(" ", 2)[2], describe)
+        return self.build_alerts(frame, episodes, lambda slot: self._watch.names[slot].split(" ", 2)[2], describe)

@@ -81,9 +81,9 @@ class ExtremeValueRule(Rule):
         low &= ~(layout.mask(("activation",)) & (rows[:, MIN] <= MASK_FILL))
         bad = filled & ((rows[:, MAX] > limit) | low) & layout.mask(self.kinds)
         hits = np.flatnonzero(bad & self._computed.of(layout)) if bad.any() else np.empty(0, np.intp)
-        found = [i for i in hits.tolist() if not is_excluded(layout.names[i], self.args.exclude)]
+        extreme = [i for i in hits.tolist() if not is_excluded(layout.names[i], self.args.exclude)]
         alerts = []
-        for i in found[: self.args.max_alerts]:
+        for i in extreme[: self.args.max_alerts]:
             high, bottom = float(rows[i, MAX]), float(rows[i, MIN])
             value = bottom if low[i] and -bottom > high else high
             alerts.append(
@@ -97,4 +97,4 @@ class ExtremeValueRule(Rule):
                     seen=f"{'min' if value == bottom and value < 0 else 'max'} {number(value)}",
                 )
             )
-        return note_rest(alerts, len(found))
+        return note_rest(alerts, len(extreme))

@@ -163,14 +163,14 @@ class LearnedRule(Rule):
 
     def _samples(self, frame: Frame, family: _Family, view: View) -> list[Alert]:
         size = len(family.names)
-        values, here = np.full(size, np.nan), np.zeros(size, np.bool_)
+        values, is_finite = np.full(size, np.nan), np.zeros(size, np.bool_)
         slots = family.slots(view)
         values[slots] = statistic(view.table, family.op)[view.places]
-        here[slots] = np.isfinite(values[slots])
-        judged = np.flatnonzero(here)
+        is_finite[slots] = np.isfinite(values[slots])
+        judged = np.flatnonzero(is_finite)
         bad = family.limits.outside(values, frame.step)[judged]
-        found = family.episodes.update(bad, judged)
-        if not found:
+        episodes = family.episodes.update(bad, judged)
+        if not episodes:
             return []
         places = dict(zip(slots.tolist(), view.places.tolist()))
 
@@ -192,11 +192,11 @@ class LearnedRule(Rule):
 
         return episode_alerts(
             frame,
-            [e for e in found if e.over or kind(e.slot) in self.kinds],
+            [e for e in episodes if e.over or kind(e.slot) in self.kinds],
             lambda slot: family.names[slot].split(" ", 4)[4],
             describe,
             rule=self.name,
-            kind=kind(found[0].slot),
+            kind=kind(episodes[0].slot),
             max_alerts=self.args.max_alerts,
         )
 

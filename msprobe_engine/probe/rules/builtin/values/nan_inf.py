@@ -128,12 +128,12 @@ class NanInfRule(Rule):
     def _tensors(self, frame: Frame) -> tuple[list[Alert], list[str]]:
         """Their alerts, and the names of those whose -Inf is taken for that of a mask."""
         layout = self.layouts.of(frame)
-        found, masks = self._hits(frame, layout)
+        rows, masks = self._hits(frame, layout)
         ints = as_int64(layout.order_rows(frame))
         # Entries come before samples in a layout; within both it is the order of observation.
         alerts = []
-        left_behind = self._is_left_behind(frame, layout, found, ints)
-        for i in found[: self.args.max_alerts]:
+        left_behind = self._is_left_behind(frame, layout, rows, ints)
+        for i in rows[: self.args.max_alerts]:
             nans, plus, minus = (int(ints[i, word]) for word in (NANS, POS_INF, NEG_INF))
             parts = [f"{n} {what}" for n, what in ((nans, "NaN"), (plus, "+Inf"), (minus, "-Inf")) if n]
             severity = self._severity_of(KINDS[layout.kinds[i]], frame)
@@ -152,7 +152,7 @@ class NanInfRule(Rule):
                     extra={"nans": nans, "infs": plus + minus, "count": int(ints[i, COUNT])},
                 )
             )
-        return note_rest(alerts, len(found)), [layout.names[i] for i in masks]
+        return note_rest(alerts, len(rows)), [layout.names[i] for i in masks]
 
     def first(self, frame: Frame) -> tuple[str, npt.NDArray[np.float64]] | None:
         """Name and statistics row, [16], of the first tensor of the frame that the rule would fire for."""
@@ -260,14 +260,14 @@ def _of_call(frame: Frame, layout: Layout, i: int, call: str, wanted: re.Pattern
     """Inputs or outputs of the call that tensor `i` is of."""
     source = layout.source(frame, i)
     near = np.flatnonzero(layout.order == layout.order[i]) if isinstance(source, Entry) else np.arange(len(layout.names))
-    found = []
+    rows = []
     for j in near.tolist():
         match = wanted.fullmatch(layout.names[j]) if layout.names[j].startswith(call) else None
         if match is not None and match[1] == call:
             other = layout.source(frame, j)
             if isinstance(other, Entry) or isinstance(source, Entry):
                 if other is source:
-                    found.append(j)
+                    rows.append(j)
             elif (other.family, other.micro_step, other.vpp_stage) == (source.family, source.micro_step, source.vpp_stage):
-                found.append(j)
-    return found
+                rows.append(j)
+    return rows

@@ -101,7 +101,7 @@ class TurbulenceRule(Rule):
         layout = self.layouts.of(frame)
         if layout is not self._layout and layout.names:  # a step that is not due holds nothing, and history waits for the next
             self._adopt_layout(layout, frame)
-        found: list[tuple[int, str, float, float]] = []
+        far: list[tuple[int, str, float, float]] = []
         if len(layout.names):
             rows = layout.order_rows(frame)
             ints = as_int64(rows)
@@ -111,16 +111,17 @@ class TurbulenceRule(Rule):
             factor = self._factor(frame)
             for op in self._ops:
                 with np.errstate(invalid="ignore", divide="ignore"):
-                    x = np.sqrt(rows[:, SUMSQ]) if op == "norm" else np.abs(rows[:, SUM] / ints[:, COUNT])
-                x = x / factor
+                    values = np.sqrt(rows[:, SUMSQ]) if op == "norm" else np.abs(rows[:, SUM] / ints[:, COUNT])
+                values = values / factor
                 history = self._history[op]
                 before = history.mean.copy()
                 # A sum of squares can overflow although every element is finite.
-                hits = history.find_out_of_range(x, finite & (x < np.inf), self.args)
-                found += [
-                    (i, op, float(x[i] * factor[i]), float(before[i] * factor[i])) for i in np.flatnonzero(hits & self._watched).tolist()
+                hits = history.find_out_of_range(values, finite & (values < np.inf), self.args)
+                far += [
+                    (i, op, float(values[i] * factor[i]), float(before[i] * factor[i]))
+                    for i in np.flatnonzero(hits & self._watched).tolist()
                 ]
-        found.sort()
+        far.sort()
         alerts = [
             alert_at(
                 frame,
@@ -132,9 +133,9 @@ class TurbulenceRule(Rule):
                 seen=f"{op} {number(value)}, {_ratio(value, mean)} its running mean {number(mean)}",
                 extra={"op": op, "running_mean": mean},
             )
-            for i, op, value, mean in found[: self.args.max_alerts]
+            for i, op, value, mean in far[: self.args.max_alerts]
         ]
-        return note_rest(alerts, len(found)) + self._check_scalars(frame)
+        return note_rest(alerts, len(far)) + self._check_scalars(frame)
 
     def _factor(self, frame: Frame) -> Column:
         """What each magnitude is divided by before it is held against its past: the loss scale, for gradients that hold it. [n]"""
