@@ -138,9 +138,9 @@ class ConfigChecker:
         from msprobe_engine.find.config.packs import compare_packs
         from msprobe_engine.report.config.files import write_results
 
-        found = compare_packs(bench_zip_path, cmp_zip_path)
-        write_results(found, output_path)
-        return found
+        result = compare_packs(bench_zip_path, cmp_zip_path)
+        write_results(result, output_path)
+        return result
 
 
 def _check(fmk: str) -> None:

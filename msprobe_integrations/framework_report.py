@@ -34,11 +34,11 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
     """
     own = Path(module.__file__ or "")
     table: Sequence[Requirement] = (*module.TABLE, *(find_needed_names(own.parent) if own.name == "reliance.py" else ()))
-    ways = [way for row in table for way in _ways(row)]
-    roots = sorted({way.partition(":")[0].partition(".")[0] for way in ways if ":" in way})
+    ways = [address for row in table for address in _ways(row)]
+    roots = sorted({address.partition(":")[0].partition(".")[0] for address in ways if ":" in address})
     version = version_of(module.PACKAGE)
-    there = [root for root in roots if _has_package(root)]
-    installed = bool(there or version)
+    packages = [root for root in roots if _has_package(root)]
+    installed = bool(packages or version)
     said: dict[str, Any] = {"name": module.NAME, "package": module.PACKAGE, "version": version, "installed": installed, "error": ""}
     if not installed:
         return {**said, "rows": []}
@@ -48,7 +48,7 @@ def report(module: ModuleType, *, imports: bool = False) -> dict[str, Any]:
     absent = [part for part in getattr(module, "PARTS", ()) if not _has_package(part)]
     states = [_from_source(row, absent) for row in table]
     if imports or "" in states:
-        for root in there:
+        for root in packages:
             try:
                 importlib.import_module(root)
             except Exception as error:

@@ -109,23 +109,23 @@ def check(name: str, package: str, table: Sequence[Requirement], objects: Mappin
     return lost
 
 
-def _there(way: str, objects: Mapping[str, Any]) -> bool:
-    module, colon, path = way.partition(":")
+def _there(address: str, objects: Mapping[str, Any]) -> bool:
+    module, colon, path = address.partition(":")
     if colon:
-        found: Any = sys.modules.get(module)
-        if found is None:
+        value: Any = sys.modules.get(module)
+        if value is None:
             try:
-                found = importlib.import_module(module)
+                value = importlib.import_module(module)
             except Exception:  # whatever a framework's own module raises, it is not usable
                 return False
     else:
-        name, _, path = way.partition(".")
+        name, _, path = address.partition(".")
         if name not in objects:
             return True
-        found = objects[name]
+        value = objects[name]
     for part in path.split(".") if path else ():
         try:
-            found = getattr(found, part)
+            value = getattr(value, part)
         except Exception:
             return False
     return True

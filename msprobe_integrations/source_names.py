@@ -48,15 +48,15 @@ def _defines(module: str, path: tuple[str, ...], depth: int) -> bool:
         return True
     if path[0] not in scope.names:
         return any(_defines(star, path, depth - 1) for star in scope.stars)
-    found, rest = scope.names[path[0]], path[1:]
-    while isinstance(found, ast.ClassDef) and rest:
-        inner = _scope(found.body, module, package=False)
+    definition, rest = scope.names[path[0]], path[1:]
+    while isinstance(definition, ast.ClassDef) and rest:
+        inner = _scope(definition.body, module, package=False)
         if rest[0] not in inner.names:
-            bases = [_split_dotted_name(base) for base in found.bases]
+            bases = [_split_dotted_name(base) for base in definition.bases]
             return any(_defines(module, (*base, *rest), depth - 1) for base in bases if base)
-        found, rest = inner.names[rest[0]], rest[1:]
-    if isinstance(found, tuple):
-        where, names = found
+        definition, rest = inner.names[rest[0]], rest[1:]
+    if isinstance(definition, tuple):
+        where, names = definition
         inside = bool(names) and _defines(where, (*names, *rest), depth - 1)
         return inside or _defines(".".join((where, *names)), rest, depth - 1)  # the imported name may be a module
     return not rest
@@ -111,8 +111,13 @@ def _file(module: str) -> Path | None:
     for part in inner[:-1]:
         places = [place / part for place in places if (place / part).is_dir()]
     for place in places:
-        at = place / inner[-1] if inner else place
-        for file in (at / "__init__.py", at.with_name(f"{at.name}.py"), at / "__init__.pyi", at.with_name(f"{at.name}.pyi")):
+        inner_place = place / inner[-1] if inner else place
+        for file in (
+            inner_place / "__init__.py",
+            inner_place.with_name(f"{inner_place.name}.py"),
+            inner_place / "__init__.pyi",
+            inner_place.with_name(f"{inner_place.name}.pyi"),
+        ):
             if (inner or file.stem == "__init__") and file.is_file():
                 return file
     return None
@@ -130,7 +135,7 @@ def _split_dotted_name(node: ast.expr) -> tuple[str, ...]:
 def find_needed_names(folder: Path) -> list[Requirement]:
     """What the sources of an integration ask `need` for: the table of that, which nobody has to write. Names and texts that are made while
     running are not in it."""
-    found: dict[str, Requirement] = {}
+    needed: dict[str, Requirement] = {}
     for file in sorted(folder.rglob("*.py")):
         text = file.read_text(encoding="utf-8")
         nodes = list(ast.walk(ast.parse(text))) if "need(" in text else []
@@ -140,8 +145,8 @@ def find_needed_names(folder: Path) -> list[Requirement]:
             if isinstance(node, ast.Call) and (asked := _format_need(node)):
                 given = next((word.value for word in node.keywords if word.arg == "for_"), None)
                 part = texts.get(given.id) if isinstance(given, ast.Name) else given
-                found.setdefault(asked, Requirement(asked, str(part.value) if isinstance(part, ast.Constant) else ""))
-    return list(found.values())
+                needed.setdefault(asked, Requirement(asked, str(part.value) if isinstance(part, ast.Constant) else ""))
+    return list(needed.values())
 
 
 def _format_need(call: ast.Call) -> str:

@@ -58,18 +58,18 @@ def _of(engine: Any, config: Any, arguments: list[str]) -> dict[str, Resolved]:
         if kind:
             values.update(flatten_tree({name: {"type": kind, "params": parameters if isinstance(parameters, dict) else {}}}))
     values.update({name: value for name, value in said.items() if name not in values})  # sections that DeepSpeed reads later
-    found = resolve_settings(values, "deepspeed", defaults=_defaults(config))
+    resolved = resolve_settings(values, "deepspeed", defaults=_defaults(config))
     file, raw = _file(engine, given, arguments)
-    for name, one in found.items():
+    for name, setting in resolved.items():
         if name in raw and raw[name] == "auto":
-            found[name] = one._replace(origin=CODE, where=f"auto in {file}")
-        elif name in said and (same(said[name], one.value) or isinstance(said[name], (str, int, float, bool))):
-            found[name] = one._replace(origin=FILE if file else CODE, where=f"{file}:{name}" if file else "ds_config")
+            resolved[name] = setting._replace(origin=CODE, where=f"auto in {file}")
+        elif name in said and (same(said[name], setting.value) or isinstance(said[name], (str, int, float, bool))):
+            resolved[name] = setting._replace(origin=FILE if file else CODE, where=f"{file}:{name}" if file else "ds_config")
         elif name in _PLAIN and name not in _COMPUTED:
-            found[name] = one._replace(origin=DEFAULT)
-        elif one.origin != DEFAULT:
-            found[name] = one._replace(origin=CODE, where="computed by DeepSpeed")
-    return found
+            resolved[name] = setting._replace(origin=DEFAULT)
+        elif setting.origin != DEFAULT:
+            resolved[name] = setting._replace(origin=CODE, where="computed by DeepSpeed")
+    return resolved
 
 
 def _values(config: Any) -> dict[str, Any]:
@@ -87,13 +87,13 @@ def _values(config: Any) -> dict[str, Any]:
 
 def _defaults(config: Any) -> dict[str, Any]:
     """Of sections that DeepSpeed has as pydantic models: their classes know."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for key, attribute in _SECTIONS.items():
         section = getattr(config, attribute, None)
-        for name, one in getattr(type(section), "model_fields", {}).items():
-            if not one.is_required():
-                found[f"{key}.{name}"] = one.get_default(call_default_factory=True)
-    return flatten_tree({name: plain_data(value) for name, value in found.items()})
+        for name, field in getattr(type(section), "model_fields", {}).items():
+            if not field.is_required():
+                defaults[f"{key}.{name}"] = field.get_default(call_default_factory=True)
+    return flatten_tree({name: plain_data(value) for name, value in defaults.items()})
 
 
 def _file(engine: Any, given: Mapping[str, Any], arguments: list[str]) -> tuple[str, dict[str, Any]]:

@@ -246,19 +246,19 @@ class EngineObserver(LoopObserver):
         return found
 
     def _after_update(self, engine: Any, before: dict[str, Any]) -> dict[str, Any]:
-        found: dict[str, Any] = dict(before["numbers"])
+        numbers: dict[str, Any] = dict(before["numbers"])
         skipped = getattr(engine, "skipped_steps", None)
         if isinstance(skipped, int) and isinstance(before["skipped"], int):
-            found["skipped"] = float(skipped > before["skipped"])
+            numbers["skipped"] = float(skipped > before["skipped"])
         norm = getattr(engine, "_global_grad_norm", None)  # the method of the same name may wait for the device
         if isinstance(norm, (int, float, torch.Tensor)):
-            found["grad_norm"] = norm
+            numbers["grad_norm"] = norm
         if self._losses:
             with torch._C.DisableTorchFunction():
                 losses = torch.stack([loss.float().reshape(()) for loss in self._losses])
-                found["loss"] = losses.sum() if self._divided else losses.mean()
+                numbers["loss"] = losses.sum() if self._divided else losses.mean()
             self._losses.clear()
-        return found
+        return numbers
 
     def _hand_over(self) -> None:
         if self.sink is not None and self._events is not None:

@@ -91,18 +91,18 @@ def parse(value: Any, where: str, beside: str = "") -> tuple[str, tuple[str, ...
     changes = value.get("set", [])
     if isinstance(changes, str) or not isinstance(changes, (list, tuple)) or not all(isinstance(c, str) and "=" in c for c in changes):
         raise SettingsError(f"{where}.set: {shorten_text(repr(changes), 80)} is not allowed; allowed: a list of texts like 'dump.step=[5]'")
-    found = list(changes)
+    all_changes = list(changes)
     output = value.get("output_dir")
     if output is not None:
         if not isinstance(output, str) or not output:
             raise SettingsError(f"{where}.output_dir: {shorten_text(repr(output), 80)} is not allowed; allowed: the path of a directory")
-        found.append(f"output_dir={json.dumps(output)}")
+        all_changes.append(f"output_dir={json.dumps(output)}")
     monitor = value.get("monitor")
     if monitor is not None:
         if not isinstance(monitor, bool):
             raise SettingsError(f"{where}.monitor: {shorten_text(repr(monitor), 80)} is not allowed; allowed: true, false")
-        found.append(f"sinks.deepspeed.enabled={'true' if monitor else 'false'}")
-    return _find_file(config, where, beside), tuple(found)
+        all_changes.append(f"sinks.deepspeed.enabled={'true' if monitor else 'false'}")
+    return _find_file(config, where, beside), tuple(all_changes)
 
 
 def _find_file(config: str, where: str, beside: str) -> str:

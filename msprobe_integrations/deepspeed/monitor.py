@@ -67,9 +67,9 @@ class MonitorSink(Sink):
         growing = getattr(getattr(engine, "monitor", None), "wandb_monitor", None) is not None
         events: list[Event] = []
         while self._waiting:
-            step, found = self._waiting.popleft()
-            at = now if growing else self._samples.get(step, now)
-            events += [(name, value, at) for name, value in found]
+            step, values = self._waiting.popleft()
+            samples = now if growing else self._samples.get(step, now)
+            events += [(name, value, samples) for name, value in values]
         for step in sorted(self._samples)[:-STEPS]:
             del self._samples[step]
         if events and getattr(engine.monitor, "enabled", False):

@@ -18,28 +18,28 @@ _ASKED = (
 
 def rank_info(engine: Any) -> dict[str, int]:
     """This rank's place: ``dp``, ``pp``, ``tp`` and ``ep`` as far as the engine's groups tell. Never raises."""
-    found: dict[str, int] = {}
+    ranks: dict[str, int] = {}
     stage = optional(engine, "stage_id", because="only pipeline engines have one")
     if isinstance(stage, int):
-        found["pp"] = stage
+        ranks["pp"] = stage
     unit = optional(engine, "mpu", because="the replica check says it")
     for key, names in _ASKED:
         for name in names:
             ask = optional(unit, name, because="a unit of the user's own has what it has")
-            if ask is not None and key not in found:
+            if ask is not None and key not in ranks:
                 rank = _read_rank(ask)
                 if rank is not None:
-                    found[key] = rank
-    if "dp" not in found:
+                    ranks[key] = rank
+    if "dp" not in ranks:
         rank = _group_rank(optional(engine, "seq_data_parallel_group", because="reliance has said what is left out"))
         if rank is not None:
-            found["dp"] = rank
+            ranks["dp"] = rank
     with suppress(MissingNameError):
         experts = [p for p in engine.module.parameters() if is_expert(p)]
         rank = _expert_rank(expert_group(experts[0])) if experts else None
         if rank is not None:
-            found["ep"] = rank
-    return found
+            ranks["ep"] = rank
+    return ranks
 
 
 def _read_rank(ask: Any) -> int | None:

@@ -67,12 +67,12 @@ def _current(kind: str, engine: Any) -> EngineObserver | None:
 
         from msprobe_integrations.torch.training import owner
 
-        found = owner.current()
-        if found is not None:  # until then that module may be half imported: an engine that is collected meanwhile is asked about, too
+        observer = owner.current()
+        if observer is not None:  # until then that module may be half imported: an engine that is collected meanwhile is asked about, too
             from msprobe_integrations.deepspeed.engine import EngineObserver
 
-            if isinstance(found, EngineObserver):
-                return found
+            if isinstance(observer, EngineObserver):
+                return observer
         trains = kind == "train_batch" or (kind in ("forward", "backward") and torch.is_grad_enabled() and engine.module.training)
         return _find() if trains else None
     except Exception as error:

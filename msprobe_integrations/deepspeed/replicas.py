@@ -20,20 +20,20 @@ def replicas(parameter: torch.Tensor, engine: Any, members: Any, partitioned: bo
         members: the group that shares the parameter's master copy; None without ZeRO.
         partitioned: the parameter itself is cut over `members` (ZeRO 3), not only its master copy.
     """
-    found: list[Replicas] = []
+    groups: list[Replicas] = []
     expert = is_expert(parameter)
     if not partitioned:
         with suppress(MissingNameError):
             group = members if members is not None else _data_parallel(engine, expert_group(parameter) if expert else None)
-            found.append(Replicas("expert_dp" if expert else "dp", group, part=False))
+            groups.append(Replicas("expert_dp" if expert else "dp", group, part=False))
     if not is_cut(parameter):
         with suppress(MissingNameError):
             mpu = None if engine is None else need(engine, "mpu", for_="the replica check over tensor-parallel ranks")
-            found.append(Replicas("tp", _tensor_parallel(mpu), part=partitioned))
+            groups.append(Replicas("tp", _tensor_parallel(mpu), part=partitioned))
     tied = optional(getattr(engine, "module", None), "get_tied_weights_and_groups", because="only pipeline modules tie weights over ranks")
     if tied is not None:
-        found.extend(Replicas("embedding", group, part=partitioned) for weight, group in tied() if weight is parameter)
-    return [entry for entry in found if entry.group is not None and dist.get_world_size(entry.group) > 1]
+        groups.extend(Replicas("embedding", group, part=partitioned) for weight, group in tied() if weight is parameter)
+    return [entry for entry in groups if entry.group is not None and dist.get_world_size(entry.group) > 1]
 
 
 def is_expert(parameter: torch.Tensor) -> bool:

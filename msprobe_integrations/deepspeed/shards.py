@@ -282,9 +282,9 @@ class ZeroShards(_Partitioned):
                 if number not in starts:
                     yield parameter, Fragment(0, 0, i, 0, -1)
                     continue
-                lo, at = int(starts[number]), int(places[number])
-                hi = lo + min(parameter.numel() - lo, int(optimizer.partition_size[i]) - at)
-                yield parameter, Fragment(lo, hi, i, at, order[id(parameter)])
+                lo, place = int(starts[number]), int(places[number])
+                hi = lo + min(parameter.numel() - lo, int(optimizer.partition_size[i]) - place)
+                yield parameter, Fragment(lo, hi, i, place, order[id(parameter)])
 
     def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         ask = optional(self.optimizer, "get_gradient_for_reduction", because="reliance has said what is left out")
@@ -307,8 +307,8 @@ class ZeroShards(_Partitioned):
         if flat is not None:
             return self._slice_fragment(flat, parameter)
         parts = [part for part in kept if not optional(part, "_zero_padding", because="it marks padding, which comes last")]
-        found = parts[fragment.order].detach() if fragment.order < len(parts) else None
-        return found.view(-1) if found is not None and found.numel() == fragment.hi - fragment.lo else None
+        gradient = parts[fragment.order].detach() if fragment.order < len(parts) else None
+        return gradient.view(-1) if gradient is not None and gradient.numel() == fragment.hi - fragment.lo else None
 
     def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
         found = super().states(parameter)

@@ -53,16 +53,16 @@ def find(probe: TorchProbe, models: Sequence[nn.Module], optimizer: Any) -> Deep
     Building it is a collective call where parameters are sharded.
     """
     engine: Any = next((m for m in models if is_engine(m)), None)
-    found = optimizer if engine is None else getattr(engine, "optimizer", None)
-    while engine is None and found is not None and kind_of(found) is Shards:
-        found = getattr(found, "optimizer", None)  # wrappers of launchers
-    if found is None or not hasattr(found, "param_groups"):
+    inner = optimizer if engine is None else getattr(engine, "optimizer", None)
+    while engine is None and inner is not None and kind_of(inner) is Shards:
+        inner = getattr(inner, "optimizer", None)  # wrappers of launchers
+    if inner is None or not hasattr(inner, "param_groups"):
         return None  # not DeepSpeed's, or an engine without an optimizer (inference)
-    kind = kind_of(found)
-    if reliance.unknown(found) if kind is Shards else not reliance.usable(kind.kind, found):
+    kind = kind_of(inner)
+    if reliance.unknown(inner) if kind is Shards else not reliance.usable(kind.kind, inner):
         return None
     try:
-        return DeepSpeedSource(probe, engine, found, models[0] if engine is None else engine.module)
+        return DeepSpeedSource(probe, engine, inner, models[0] if engine is None else engine.module)
     except MissingNameError:  # has been said
         return None
 

@@ -83,13 +83,13 @@ def _build(source: Path, compiler: str, headers: str) -> str:
     target = source.with_name(source.stem + str(sysconfig.get_config_var("EXT_SUFFIX")))
     made = target.with_name(f"{target.name}.{os.getpid()}")
     try:
-        done = subprocess.run(
+        process = subprocess.run(
             [compiler, *_FLAGS, f"-I{headers}", str(source), "-o", str(made)], capture_output=True, text=True, timeout=100, check=False
         )
-        if done.returncode == 0:
+        if process.returncode == 0:
             made.rename(target)
             return ""
-        said = (done.stderr.strip().splitlines() or [f"{compiler} failed"])[-1][:200]
+        said = (process.stderr.strip().splitlines() or [f"{compiler} failed"])[-1][:200]
         return f"{source.name} cannot be compiled: {said} (install gcc, or name a compiler with CC)"
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"{source.name} cannot be compiled: {error}"
@@ -133,11 +133,11 @@ def _driver(kind: str) -> str:
     if kind not in commands:
         return "none"
     try:
-        done = subprocess.run(commands[kind], capture_output=True, text=True, timeout=20, check=False)
+        process = subprocess.run(commands[kind], capture_output=True, text=True, timeout=20, check=False)
     except (OSError, subprocess.TimeoutExpired) as error:
         return f"not known ({type(error).__name__})"
-    said = [line.strip() for line in done.stdout.splitlines() if kind == "cuda" or "oftware" in line]
-    return said[0] if said and done.returncode == 0 else "not known"
+    said = [line.strip() for line in process.stdout.splitlines() if kind == "cuda" or "oftware" in line]
+    return said[0] if said and process.returncode == 0 else "not known"
 
 
 def _cann() -> str:

@@ -35,9 +35,9 @@ def run(device: Device) -> Iterator[Line]:
             file = dump_files(Path(folder) / "dump")[0]
             options = Options(devices=(str(device.device),), processes=4 if device.full else 1)
             begin = time.perf_counter()
-            found = check_dump(file, PrecheckSettings(), options, Path(folder) / "out")
+            checked = check_dump(file, PrecheckSettings(), options, Path(folder) / "out")
             seconds = time.perf_counter() - begin
-            tally = found.tally
+            tally = checked.tally
             total, wrong = (
                 sum(tally.forward.values()),
                 [result.name for result in tally.found if "error" in (result.forward, result.backward)],

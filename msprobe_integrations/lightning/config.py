@@ -34,12 +34,12 @@ def read_resolved(reach: Reach) -> dict[str, Resolved]:
     hparams = plain_data(dict(getattr(module, "hparams", {}) or {}))
     line = list(reach.arguments)
     flags = {**_of_cli(line, "trainer.", values), **flags_of(line, values)}
-    found = resolve_settings(
+    resolved = resolve_settings(
         {name: value for name, value in values.items() if value is not None}, "lightning", defaults=defaults, flags=flags
     )
     own = flatten_tree({"hparams": hparams}) if hparams else {}
     given = {f"hparams.{name}": flag for name, flag in {**_of_cli(line, "model.", hparams), **flags_of(line, hparams)}.items()}
-    return {**found, **resolve_settings(own, "lightning", flags=given)}
+    return {**resolved, **resolve_settings(own, "lightning", flags=given)}
 
 
 def _of_cli(line: list[str], prefix: str, names: Any) -> dict[str, str]:

@@ -35,18 +35,18 @@ _SIZES = {
 def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Arguments of Megatron's training (``get_args``) where there are some; what a loop on megatron-core has made of its own else: the
     configurations of model, optimizer and data parallel. And the sizes of the groups, and micro batches."""
-    found: dict[str, Resolved] = {}
+    settings: dict[str, Resolved] = {}
     args = arguments()
     if args is not None:
-        found.update(of_arguments(args, list(reach.arguments)))
-    for one in reach.objects:
-        for config in _configs(one):
+        settings.update(of_arguments(args, list(reach.arguments)))
+    for each in reach.objects:
+        for config in _configs(each):
             made = resolve_settings(_fields(config), "megatron", defaults=_defaults(type(config)))
-            found.update({name: value for name, value in made.items() if name not in found})
-    if found:
+            settings.update({name: value for name, value in made.items() if name not in settings})
+    if settings:
         measured = resolve_settings(_read_sizes(), "megatron")
-        found.update({name: value for name, value in measured.items() if name not in found})
-    return found
+        settings.update({name: value for name, value in measured.items() if name not in settings})
+    return settings
 
 
 def arguments() -> Mapping[str, Any] | None:
@@ -69,11 +69,13 @@ def of_arguments(args: Mapping[str, Any], line: list[str]) -> dict[str, Resolved
     flags = {name: flag for name, flag in flags.items() if name in args} or flags_of(line, args)
     known = flags_of(line, [name for name in args if name not in defaults])  # of the script's own options
     variables = {name: variable for name, variable in _VARIABLES.items() if os.environ.get(variable) == str(args.get(name))}
-    found = resolve_settings(args, "megatron", defaults=defaults, flags={**known, **flags}, variables=variables)
+    settings = resolve_settings(args, "megatron", defaults=defaults, flags={**known, **flags}, variables=variables)
     file = args.get("yaml_cfg")
     if isinstance(file, str) and file:
-        found = {name: one._replace(origin="file", where=file) if one.origin == CODE else one for name, one in found.items()}
-    return found
+        settings = {
+            name: setting._replace(origin="file", where=file) if setting.origin == CODE else setting for name, setting in settings.items()
+        }
+    return settings
 
 
 @functools.lru_cache(maxsize=1)
@@ -110,18 +112,22 @@ def _options(line: list[str]) -> dict[str, str]:
     return found
 
 
-def _configs(one: Any) -> list[Any]:
+def _configs(holder: Any) -> list[Any]:
     """Configurations that an object of Megatron holds."""
-    found: list[Any] = []
-    if not any(cls.__module__.partition(".")[0] in ("megatron", "torch", "mindspeed", "mindspeed_llm") for cls in type(one).__mro__):
-        return found
+    configs: list[Any] = []
+    if not any(cls.__module__.partition(".")[0] in ("megatron", "torch", "mindspeed", "mindspeed_llm") for cls in type(holder).__mro__):
+        return configs
     for name in ("config", "ddp_config"):
-        value = getattr(one, name, None)
+        value = getattr(holder, name, None)
         names = {cls.__name__ for cls in type(value).mro()}
         if dataclasses.is_dataclass(value) and not names.isdisjoint(_CONFIGS):
-            found.append(value)
-    inner = getattr(one, "module", None)
-    return [*found, *_configs(inner)] if inner is not None and inner is not one and type(one).__module__.startswith("megatron") else found
+            configs.append(value)
+    inner = getattr(holder, "module", None)
+    return (
+        [*configs, *_configs(inner)]
+        if inner is not None and inner is not holder and type(holder).__module__.startswith("megatron")
+        else configs
+    )
 
 
 _STEPS = ("timers", "finalize_model_grads_func", "grad_scale_func", "no_sync_func", "grad_sync_func", "param_sync_func")
@@ -133,13 +139,13 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _defaults(cls: Any) -> dict[str, Any]:
-    found = {}
-    for one in dataclasses.fields(cls):
-        if one.default is not dataclasses.MISSING:
-            found[one.name] = one.default
-        elif one.default_factory is not dataclasses.MISSING:
-            found[one.name] = one.default_factory()
-    return found
+    defaults = {}
+    for field in dataclasses.fields(cls):
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
+    return defaults
 
 
 def _read_sizes() -> dict[str, Any]:

@@ -47,7 +47,7 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
     """
     parser = _Parser(add_help=False, allow_abbrev=False)
     add(parser, default=None)
-    ours: list[str] = []
+    own: list[str] = []
     rest: list[str] = []
     items = list(arguments)
     while items:  # argparse would take an argument that follows `--` or is like one of a group for its own
@@ -56,15 +56,15 @@ def parse_flags(arguments: Sequence[str]) -> tuple[Flags, list[str]]:
             rest.append(items.pop(0))
             continue
         takes = 1 if equals or parser._option_string_actions[name].nargs == 0 else 2
-        ours += items[:takes]
+        own += items[:takes]
         del items[:takes]
-    found = parser.parse_args(ours)
-    changes = list(found.msprobe_set)
-    if found.msprobe_output_dir:
-        changes.append(f"output_dir={found.msprobe_output_dir}")
-    if found.msprobe_strict:
+    parsed = parser.parse_args(own)
+    changes = list(parsed.msprobe_set)
+    if parsed.msprobe_output_dir:
+        changes.append(f"output_dir={parsed.msprobe_output_dir}")
+    if parsed.msprobe_strict:
         changes.append("strict=true")
-    return Flags(found.msprobe_config or "", tuple(changes)), rest
+    return Flags(parsed.msprobe_config or "", tuple(changes)), rest
 
 
 def add(parser: Any, default: str | None = None) -> Any:

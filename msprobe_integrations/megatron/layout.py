@@ -192,9 +192,11 @@ class Layout:
         if place is None and piece.parameter in self._unknown:
             return None
         if place is None:
-            found = self.local(piece)
+            gradient = self.local(piece)
             return (
-                make_empty_part(piece.parameter) if found is None and is_empty_shard(piece) else dtensors.local_of(found, piece.parameter)
+                make_empty_part(piece.parameter)
+                if gradient is None and is_empty_shard(piece)
+                else dtensors.local_of(gradient, piece.parameter)
             )
         data: torch.Tensor = place.bucket.grad_data
         if piece.sharded:
@@ -270,13 +272,13 @@ def marks_are_known() -> bool:
     Megatron's own table of marks is asked."""
     from megatron.core.tensor_parallel import layers
 
-    what = "replica check over tensor-parallel ranks"
+    purpose = "replica check over tensor-parallel ranks"
     try:
-        table = need(layers, "_MODEL_PARALLEL_ATTRIBUTE_DEFAULTS", for_=what)
+        table = need(layers, "_MODEL_PARALLEL_ATTRIBUTE_DEFAULTS", for_=purpose)
     except MissingNameError:  # said
         return False
     if "tensor_model_parallel" not in table:
-        make_missing_error(f"{layers.__name__}._MODEL_PARALLEL_ATTRIBUTE_DEFAULTS['tensor_model_parallel']", what)
+        make_missing_error(f"{layers.__name__}._MODEL_PARALLEL_ATTRIBUTE_DEFAULTS['tensor_model_parallel']", purpose)
     return "tensor_model_parallel" in table
 
 
@@ -284,12 +286,12 @@ def rank_info() -> dict[str, int]:
     """This rank's place: ``dp``, ``tp``, ``pp``, ``cp``, ``ep`` where Megatron's parallel state knows them."""
     from megatron.core import parallel_state as state
 
-    found: dict[str, int] = {}
+    places: dict[str, int] = {}
     try:
         if not need(state, "model_parallel_is_initialized", for_="place of the rank in the parallel layout")():
-            return found
+            return places
     except MissingNameError:  # said
-        return found
+        return places
     for key, name in (
         ("dp", "get_data_parallel_rank"),
         ("tp", "get_tensor_model_parallel_rank"),
@@ -298,10 +300,10 @@ def rank_info() -> dict[str, int]:
         ("ep", "get_expert_model_parallel_rank"),
     ):
         try:
-            found[key] = int(need(state, name, for_=f"place {key} of the rank in the parallel layout")())
+            places[key] = int(need(state, name, for_=f"place {key} of the rank in the parallel layout")())
         except (MissingNameError, AssertionError, RuntimeError):  # said; or the group was not made
             continue
-    return found
+    return places
 
 
 def _fsdp_shards(chunk: Any) -> dict[int, torch.Tensor]:

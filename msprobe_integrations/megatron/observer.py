@@ -222,13 +222,13 @@ def losses(result: Any) -> dict[str, Any]:
         result = [result]
     if not isinstance(result, Sequence) or not result or not isinstance(result[0], Mapping):
         return {}
-    found: dict[str, Any] = {}
+    named: dict[str, Any] = {}
     for key in result[0]:
         value = _mean([entry[key] for entry in result if key in entry])
         if value is not None:
-            found.setdefault("loss", value)
-            found[str(key).replace(" ", "_")] = value
-    return found
+            named.setdefault("loss", value)
+            named[str(key).replace(" ", "_")] = value
+    return named
 
 
 def _mean(values: Sequence[Any]) -> torch.Tensor | None:
@@ -308,8 +308,8 @@ class Rerun:
         if validates:
             probe.pipeline.alert(alerts)
         if validates and incidents is not None and incidents.may_rerun(probe.step):
-            what = getattr(getattr(call, "caller", None), "message", "") if failed else ""
-            message = f"Megatron's rerun machine runs this step again{': ' if what else ''}{what}"
+            reason = getattr(getattr(call, "caller", None), "message", "") if failed else ""
+            message = f"Megatron's rerun machine runs this step again{': ' if reason else ''}{reason}"
             rank = first.rank if failed else 0
             event = Event(f"step{probe.step}-{RULE}", probe.step, RULE, rank, probe.step, message[:500])
         second = StepRerun(probe, judge, first, fired=failed, event=event, alerts=alerts)

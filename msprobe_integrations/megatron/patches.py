@@ -246,10 +246,10 @@ def _training_log(original: Callable[..., Any], args: tuple[Any, ...], kwargs: d
         return original(*args, **kwargs)
     finally:
         with observer.safely("log"):
-            found = {name: argument(original, args, kwargs, given) for name, given in _LOGGED.items()}
-            if isinstance(found["max_attention_logit"], (int, float)) and not found["max_attention_logit"]:
-                del found["max_attention_logit"]  # Megatron's way to say that nobody has asked for it
-            observer.add_logged_scalars(found)
+            scalars = {name: argument(original, args, kwargs, given) for name, given in _LOGGED.items()}
+            if isinstance(scalars["max_attention_logit"], (int, float)) and not scalars["max_attention_logit"]:
+                del scalars["max_attention_logit"]  # Megatron's way to say that nobody has asked for it
+            observer.add_logged_scalars(scalars)
 
 
 _LOGGED = {"params_norm": "params_norm", "num_zeros": "num_zeros_in_grad", "max_attention_logit": "max_attention_logit"}
@@ -305,16 +305,16 @@ def _mark(name: str, what: str, iteration: Any) -> None:
 def _iteration(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> int | None:
     """Iterations done before this one (what Megatron logs is one more)."""
     try:
-        found = argument(original, args, kwargs, "iteration")
-        if isinstance(found, int):
-            return found
+        iteration = argument(original, args, kwargs, "iteration")
+        if isinstance(iteration, int):
+            return iteration
         from megatron.training.global_vars import get_args
 
-        found = getattr(get_args(), "curr_iteration", None)
+        iteration = getattr(get_args(), "curr_iteration", None)
     except Exception as error:
         raise_of_training(error)
         return None
-    return found if isinstance(found, int) else None
+    return iteration if isinstance(iteration, int) else None
 
 
 @functools.lru_cache(maxsize=64)

@@ -31,14 +31,14 @@ def replicas(parameter: torch.Tensor, members: Any) -> list[Replicas]:
         members: the group that reduces its gradient, as its bucket says; None: Megatron's parallel state is asked.
     """
     expert = optional(parameter, "allreduce", True, because=_MARK) is False
-    found = [Replicas("expert_dp" if expert else "dp", members if members is not None else _data_parallel(expert))]
+    groups = [Replicas("expert_dp" if expert else "dp", members if members is not None else _data_parallel(expert))]
     if not optional(parameter, "tensor_model_parallel", False, because=_MARK) and marks_are_known():
         group = _find_group("get_expert_tensor_parallel_group") if expert else _find_group("get_tensor_model_parallel_group")
-        found.append(Replicas("tp", group))
+        groups.append(Replicas("tp", group))
     if optional(parameter, "shared_embedding", False, because=_MARK):
-        found.append(Replicas("embedding", _find_group("get_embedding_group")))
+        groups.append(Replicas("embedding", _find_group("get_embedding_group")))
     rank = dist.get_rank() if dist.is_initialized() else 0
-    return [entry for entry in found if entry.group is not None and _is_shared(entry.group, rank)]
+    return [entry for entry in groups if entry.group is not None and _is_shared(entry.group, rank)]
 
 
 def _is_shared(group: Any, rank: int) -> bool:

@@ -102,11 +102,11 @@ class MegatronSource:
         """Ranks that hold the same parameter. With overlapped gathering the forward pass has to come first."""
         if self.layout.is_unknown(piece) or self._gathers_late is None:
             return ()
-        found = replicas(piece.parameter, self.layout.members(piece))
+        groups = replicas(piece.parameter, self.layout.members(piece))
         if dtensors.is_dtensor(piece.parameter):  # data-parallel ranks hold the same along dimensions of its mesh only
             meshes = [Replicas(name, group, part=True) for name, group in dtensors.replicating_groups(piece.parameter)]
-            return [*meshes, *(one._replace(part=True) for one in found if one.label not in ("dp", "expert_dp"))]
-        return [one._replace(late=True) for one in found] if piece.sharded and self._gathers_late else found
+            return [*meshes, *(each._replace(part=True) for each in groups if each.label not in ("dp", "expert_dp"))]
+        return [each._replace(late=True) for each in groups] if piece.sharded and self._gathers_late else groups
 
     # moments
 

@@ -112,11 +112,11 @@ def switch_on(args: Any) -> None:
     """
     from msprobe_integrations.megatron import autoload
 
-    found = flags_of(args)
+    given = flags_of(args)
     asked = request.current()
-    if found != flags.Flags() and (asked is None or asked.by != flags.CONFIG):
+    if given != flags.Flags() and (asked is None or asked.by != flags.CONFIG):
         try:
-            flags.request_probe(found)
+            flags.request_probe(given)
         except ProbeError as error:
             if os.environ.get("LOCAL_RANK", "0") == "0":
                 print(f"msprobe: {error}", file=sys.stderr, flush=True)

@@ -27,29 +27,31 @@ def read_resolved(reach: Reach) -> dict[str, Resolved]:
         return {}
     line = list(reach.arguments)
     values = flatten_tree(plain_data(config))
-    found = resolve_settings(values, "torchtitan", defaults=flatten_tree(_defaults(config)), flags=_flags(line, values))
+    settings = resolve_settings(values, "torchtitan", defaults=flatten_tree(_defaults(config)), flags=_flags(line, values))
     file = _file(line)
     if file:
-        found = {name: one._replace(origin=FILE, where=file) if one.origin == CODE else one for name, one in found.items()}
+        settings = {
+            name: setting._replace(origin=FILE, where=file) if setting.origin == CODE else setting for name, setting in settings.items()
+        }
     dims = getattr(trainer, "parallel_dims", None)
     if dataclasses.is_dataclass(dims):
         sizes = {f"parallel_dims.{name}": value for name, value in plain_data(dims).items() if isinstance(value, (int, bool))}
-        found.update(resolve_settings(sizes, "torchtitan"))
-    return found
+        settings.update(resolve_settings(sizes, "torchtitan"))
+    return settings
 
 
 def _defaults(config: Any, depth: int = 0) -> dict[str, Any]:
     """Of the dataclasses that the configuration is made of, as they are: a section may be of a class that is not the default one."""
-    found: dict[str, Any] = {}
-    for one in dataclasses.fields(config):
-        value = getattr(config, one.name, None)
+    defaults: dict[str, Any] = {}
+    for field in dataclasses.fields(config):
+        value = getattr(config, field.name, None)
         if dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < _DEEPEST:
-            found[one.name] = _defaults(value, depth + 1)
-        elif one.default is not dataclasses.MISSING:
-            found[one.name] = plain_data(one.default)
-        elif one.default_factory is not dataclasses.MISSING:
-            found[one.name] = plain_data(one.default_factory())
-    return found
+            defaults[field.name] = _defaults(value, depth + 1)
+        elif field.default is not dataclasses.MISSING:
+            defaults[field.name] = plain_data(field.default)
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = plain_data(field.default_factory())
+    return defaults
 
 
 def _flags(line: list[str], values: dict[str, Any]) -> dict[str, str]:

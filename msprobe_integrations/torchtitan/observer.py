@@ -118,5 +118,5 @@ def _count_sharing_ranks(dims: Any) -> int:
 def _places(dims: Any) -> dict[str, int]:
     """This rank's place: ``dp``, ``tp``, ``pp``, ``cp``, ``ep`` where there is more than one rank."""
     get = optional(dims, "get_optional_mesh", because="ranks of older versions are told by their groups alone")
-    meshes = {} if get is None else {ours: get(theirs) for ours, theirs in _MESHES.items()}
+    meshes = {} if get is None else {axis: get(mesh_axis) for axis, mesh_axis in _MESHES.items()}
     return {name: int(mesh.get_local_rank()) for name, mesh in meshes.items() if mesh is not None and mesh.size() > 1}

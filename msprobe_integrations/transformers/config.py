@@ -18,11 +18,11 @@ _NOT = frozenset(("_n_gpu", "deepspeed_plugin", "hf_deepspeed_config", "distribu
 
 def read_resolved(reach: Reach) -> dict[str, Resolved]:
     """Of the first Trainer in reach, and of the first model that has a configuration of this library (below ``model.``)."""
-    found: dict[str, Resolved] = {}
+    settings: dict[str, Resolved] = {}
     trainers = reach.instances("transformers", "Trainer")
     if trainers:
         trainer = trainers[0]
-        found.update(_of_arguments(trainer.args, list(reach.arguments)))
+        settings.update(_of_arguments(trainer.args, list(reach.arguments)))
         measured = {
             "world_size": getattr(trainer.args, "world_size", None),
             "train_batch_size": getattr(trainer, "_train_batch_size", None),
@@ -30,13 +30,13 @@ def read_resolved(reach: Reach) -> dict[str, Resolved]:
             "optimizer.class": _class_of(trainer.optimizer),
             "lr_scheduler.class": _class_of(trainer.lr_scheduler),
         }
-        found.update(resolve_settings({name: value for name, value in measured.items() if value is not None}, "transformers"))
-    for one in (*reach.models, *(getattr(trainer, "model", None) for trainer in trainers)):
-        config = _config_of(one)
+        settings.update(resolve_settings({name: value for name, value in measured.items() if value is not None}, "transformers"))
+    for model in (*reach.models, *(getattr(trainer, "model", None) for trainer in trainers)):
+        config = _config_of(model)
         if config is not None:
-            found.update(_of_model(config))
+            settings.update(_of_model(config))
             break
-    return found
+    return settings
 
 
 def _class_of(value: Any) -> str | None:
@@ -46,21 +46,21 @@ def _class_of(value: Any) -> str | None:
 
 
 def _of_arguments(args: Any, line: list[str]) -> dict[str, Resolved]:
-    fields = [one for one in dataclasses.fields(args) if one.name not in _NOT]
-    values = {one.name: getattr(args, one.name, None) for one in fields}
+    fields = [field for field in dataclasses.fields(args) if field.name not in _NOT]
+    values = {field.name: getattr(args, field.name, None) for field in fields}
     defaults = {}
-    for one in fields:
-        if one.default is not dataclasses.MISSING:
-            defaults[one.name] = one.default
-        elif one.default_factory is not dataclasses.MISSING:
-            defaults[one.name] = one.default_factory()
+    for field in fields:
+        if field.default is not dataclasses.MISSING:
+            defaults[field.name] = field.default
+        elif field.default_factory is not dataclasses.MISSING:
+            defaults[field.name] = field.default_factory()
     flags = flags_of(line, values)
     file = next((word for word in line[:1] if word.endswith((".json", ".yaml", ".yml"))), "")  # HfArgumentParser reads it
     variables = {name: variable for name, variable in _VARIABLES.items() if variable in os.environ and name in values}
-    found = resolve_settings(values, "transformers", defaults=defaults, flags=flags, variables=variables)
+    settings = resolve_settings(values, "transformers", defaults=defaults, flags=flags, variables=variables)
     if file:
-        found = {name: one._replace(origin=FILE, where=file) if one.origin == CODE else one for name, one in found.items()}
-    return found
+        settings = {name: field._replace(origin=FILE, where=file) if field.origin == CODE else field for name, field in settings.items()}
+    return settings
 
 
 def _config_of(model: Any) -> Any:
@@ -83,6 +83,9 @@ def _of_model(config: Any) -> dict[str, Resolved]:
         raise_of_training(error)
         defaults = {}
     where = getattr(config, "_name_or_path", "") or ""
-    found = resolve_settings(flatten_tree({"model": values}), "transformers", defaults=flatten_tree({"model": defaults}))
+    settings = resolve_settings(flatten_tree({"model": values}), "transformers", defaults=flatten_tree({"model": defaults}))
     origin = FILE if where else CODE
-    return {name: one if one.origin == DEFAULT else one._replace(origin=origin, where=str(where)) for name, one in found.items()}
+    return {
+        name: setting if setting.origin == DEFAULT else setting._replace(origin=origin, where=str(where))
+        for name, setting in settings.items()
+    }

@@ -56,10 +56,10 @@ def compare(folder: Path, place: Path, size: int, large: bool) -> Line:
         for path in pair:
             drop(path)
         begin = time.perf_counter()
-        found = diff(*pair, Options(workers=workers))
+        result = diff(*pair, Options(workers=workers))
         seconds = time.perf_counter() - begin
-        if found.code != expected:
-            wrong.append(f"{other.stem}: {found.verdict()}")
+        if result.code != expected:
+            wrong.append(f"{other.stem}: {result.verdict()}")
         shares.append(reading / seconds)
         speeds.append(2 * size / seconds)
     share, has_goal = statistics.median(shares), large and not cached
@@ -88,8 +88,8 @@ def write(path: Path, size: int, flipped: bool) -> None:
         file.write(len(header).to_bytes(8, "little") + header)
         for layer in range(_LAYERS):
             piece = np.roll(random, layer).tobytes()
-            for at in range(0, nbytes, len(piece)):
-                file.write(piece[: nbytes - at])
+            for position in range(0, nbytes, len(piece)):
+                file.write(piece[: nbytes - position])
         if flipped:
             file.seek(8 + len(header) + (_LAYERS // 2) * nbytes + 100)
             byte = int(np.roll(random, _LAYERS // 2).view(np.uint8)[100]) ^ 1
@@ -124,7 +124,7 @@ def _measure_reading(paths: tuple[Path, Path], workers: int) -> float:
     for path in paths:
         size = path.stat().st_size
         each = -(-size // workers // _BLOCK) * _BLOCK
-        threads += [threading.Thread(target=read_range, args=(path, at, min(size, at + each))) for at in range(0, size, each)]
+        threads += [threading.Thread(target=read_range, args=(path, start, min(size, start + each))) for start in range(0, size, each)]
     begin = time.perf_counter()
     for thread in threads:
         thread.start()

@@ -59,12 +59,12 @@ def _train(device: Device, mode: str) -> dict[str, torch.Tensor]:
         with attach_probe(job, mode, Path(directory), **more) as step:
             losses = torch.stack([step() + torch.rand((), device=device.device) for _ in range(_STEPS)])
         states = [value for state in job.optimizer.state.values() for value in state.values() if isinstance(value, torch.Tensor)]
-        found = {"losses": losses, "random state of the CPU": torch.get_rng_state()}
-        found |= {name: parameter.detach() for name, parameter in job.model.named_parameters()}
-        found |= {f"optimizer state {number}": state for number, state in enumerate(states)}
+        state_of = {"losses": losses, "random state of the CPU": torch.get_rng_state()}
+        state_of |= {name: parameter.detach() for name, parameter in job.model.named_parameters()}
+        state_of |= {f"optimizer state {number}": state for number, state in enumerate(states)}
         if device.full:
-            found["random state of the device"] = device.module.get_rng_state()
-    return {name: tensor.detach().clone() for name, tensor in found.items()}
+            state_of["random state of the device"] = device.module.get_rng_state()
+    return {name: tensor.detach().clone() for name, tensor in state_of.items()}
 
 
 def _difference(plain: dict[str, torch.Tensor], other: dict[str, torch.Tensor]) -> str:

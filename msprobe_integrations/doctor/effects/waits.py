@@ -42,14 +42,14 @@ def run(device: Device) -> Iterator[Line]:
         return
     for mode in (*_MODES, *_MAY_WAIT):
         try:
-            found = waits_of(device, mode)
+            waits = waits_of(device, mode)
         except Exception as error:
             yield Line(f"waits, {mode}", "WRONG", why=f"{type(error).__name__}: {str(error)[:300]}")
             continue
         allowed = mode in _MAY_WAIT
-        places = "; ".join(f"{found.count(place)} times at {place}" for place in list(dict.fromkeys(found))[:3])
+        places = "; ".join(f"{waits.count(place)} times at {place}" for place in list(dict.fromkeys(waits))[:3])
         goal = "stated" if allowed else "0"
-        yield Line(f"waits, {mode}", "WRONG" if found and not allowed else "ok", f"{len(found)} in {_STEPS - _WARM} steps", goal, places)
+        yield Line(f"waits, {mode}", "WRONG" if waits and not allowed else "ok", f"{len(waits)} in {_STEPS - _WARM} steps", goal, places)
 
 
 def waits_of(device: Device, mode: str) -> list[str]:
@@ -73,8 +73,8 @@ def _record_waits(device: Device) -> Iterator[list[str]]:
 
     def record_wait(message: Any, *_: Any, **__: Any) -> None:
         if "called a synchronizing" in str(message) and threading.get_ident() == thread:
-            ours = [frame for frame in traceback.extract_stack() if _is_ours(Path(frame.filename))]
-            places.append(f"{Path(ours[-1].filename).name}:{ours[-1].lineno}" if ours else "the training")
+            own = [frame for frame in traceback.extract_stack() if _is_ours(Path(frame.filename))]
+            places.append(f"{Path(own[-1].filename).name}:{own[-1].lineno}" if own else "the training")
 
     with warnings.catch_warnings():
         warnings.simplefilter("always")
@@ -101,11 +101,11 @@ def _stand_in() -> Line:
         backend.forget()
         try:
             with testing.reads_forbidden():
-                for one in wrapped:
-                    backend.reduce(one)
-                    backend.reduce(one.view(10, 10).t())
-                    backend.reduce_pair(Pair(0, one, one, (0.0, 0.0, 0.0)))
-                    backend.histogram(one, "log2")
+                for wrapped_tensor in wrapped:
+                    backend.reduce(wrapped_tensor)
+                    backend.reduce(wrapped_tensor.view(10, 10).t())
+                    backend.reduce_pair(Pair(0, wrapped_tensor, wrapped_tensor, (0.0, 0.0, 0.0)))
+                    backend.histogram(wrapped_tensor, "log2")
                 pending = backend.finish_step()
             pending.rows()
         except testing.EarlyRead as error:

@@ -71,16 +71,16 @@ def _captures(device: Device) -> Iterator[Line]:
         yield Line("capture of a graph", "skipped", why=f"torch.{device.type} has no graphs")
         return
     place = str(device.device)
-    x = torch.randn(256, 256, device=place)
+    source = torch.randn(256, 256, device=place)
     weight = torch.randn(256, 256, device=place)
     expected: dict[str, torch.Tensor] = {}
 
     def capture(mode: str) -> int:
         """How many of the replays gave other bits than the first one without the probe."""
-        graph, static = (getattr(module, "CUDAGraph", None) or module.NPUGraph)(), torch.zeros_like(x)
+        graph, static = (getattr(module, "CUDAGraph", None) or module.NPUGraph)(), torch.zeros_like(source)
         with module.graph(graph, capture_error_mode=mode):
             made = torch.relu(static @ weight)
-        static.copy_(x)
+        static.copy_(source)
         different = torch.zeros((), dtype=torch.int64, device=place)
         for _ in range(_REPLAYS):
             graph.replay()
@@ -135,14 +135,14 @@ def _check_graphed_blocks(device: Device) -> Iterator[Line]:
         wrong: list[str] = []
         for mode in ("activations", "L0", "mix"):
             try:
-                losses, found = _losses(_Graphing(place, graph, at=2), mode)
+                losses, steps = _losses(_Graphing(place, graph, at=2), mode)
             except Exception as error:
                 wrong.append(f"{mode}: {type(error).__name__}: {error}")
                 continue
             if torch.equal(plain, again) and not torch.equal(losses, plain):
                 wrong.append(f"{mode}: other losses")
             if mode != "activations":
-                wrong += [f"{mode}: {text}" for text in _misses(found, eager)]
+                wrong += [f"{mode}: {text}" for text in _misses(steps, eager)]
         remark = "" if torch.equal(plain, again) else "two runs without the probe differ: bits were not compared"
         yield Line(name, "WRONG" if wrong else "ok", f"{_REPLAYS} steps", why="; ".join([*wrong, remark]).strip("; "))
 
@@ -154,13 +154,13 @@ def _losses(job: Job, mode: str) -> tuple[torch.Tensor, dict[int, dict[str, Any]
         return losses, records(Path(directory))
 
 
-def _misses(found: dict[int, dict[str, Any]], eager: dict[int, dict[str, Any]]) -> Iterator[str]:
+def _misses(steps: dict[int, dict[str, Any]], eager: dict[int, dict[str, Any]]) -> Iterator[str]:
     """What is missing, or not as without graphs, in the records of the first and of the last step that is replayed."""
     for step in (2, _REPLAYS - 1):
-        data = found[step]
+        data = steps[step]
         if inside := [name for name in data if name.startswith(_INSIDE) and ".forward" in name]:
             yield f"step {step} has a record of a replay: {inside[0]}"
-        norm, expected = (_norm(one[step].get(_BLOCK)) for one in (found, eager))
+        norm, expected = (_norm(steps_of_run[step].get(_BLOCK)) for steps_of_run in (steps, eager))
         if norm is None or expected is None or abs(norm - expected) > 1e-2 * abs(expected):
             yield f"step {step}: norm of the output of the block {norm}, without graphs {expected}"
 

@@ -47,17 +47,17 @@ def run(device: Device) -> Iterator[Line]:
 
 def compare(device: Device, kind: str, backend: str, world: int) -> Line:
     name = f"{kind}, {world} rank{'s' * (world > 1)}, {backend}"
-    found = _ranks(device, kind, backend, world)
-    errors = [one["error"] for one in found if "error" in one]
+    results = _ranks(device, kind, backend, world)
+    errors = [result["error"] for result in results if "error" in result]
     if errors:
-        without = all("error" in one and not one["plain"] for one in found)  # not one rank has come through without the probe
+        without = all("error" in result and not result["plain"] for result in results)  # not one rank has come through without the probe
         return Line(name, "skipped" if without else "WRONG", why=("fails without the probe: " if without else "") + errors[0])
-    wrong = [text for one in found for text in one["wrong"]]
-    remark = [] if all(one["repeatable"] for one in found) else ["two runs without the probe differ: bits were not compared"]
-    made = [one["communicators"] for one in found if one["communicators"] is not None]
+    wrong = [text for result in results for text in result["wrong"]]
+    remark = [] if all(result["repeatable"] for result in results) else ["two runs without the probe differ: bits were not compared"]
+    made = [result["communicators"] for result in results if result["communicators"] is not None]
     if any(probed > plain for plain, probed in made):
         wrong.append(f"communicators without and with the probe: {made[0]}")
-    return Line(name, "WRONG" if wrong else "ok", f"{found[0]['rows']} rows", why="; ".join([*wrong[:5], *remark]))
+    return Line(name, "WRONG" if wrong else "ok", f"{results[0]['rows']} rows", why="; ".join([*wrong[:5], *remark]))
 
 
 def _ranks(device: Device, kind: str, backend: str, world: int) -> list[dict[str, Any]]:
@@ -97,8 +97,8 @@ def _rank(rank: int, place: str, kind: str, backend: str, world: int, port: int,
         if place != "cpu":
             getattr(torch, place).set_device(number)
         dist.init_process_group(backend, rank=rank, world_size=world)
-        plain, first = _train(device, kind, rank, "off")[0], _communicators(log)
-        again, second = _train(device, kind, rank, "off")[0], _communicators(log)
+        plain, first_count = _train(device, kind, rank, "off")[0], _communicators(log)
+        again, second_count = _train(device, kind, rank, "off")[0], _communicators(log)
         result |= {"plain": True, "repeatable": torch.equal(plain, again)}
         for mode in _MODES:
             bits, rows, wrong = _train(device, kind, rank, mode)
@@ -106,8 +106,8 @@ def _rank(rank: int, place: str, kind: str, backend: str, world: int, port: int,
             result["wrong"] += [f"rank {rank}, {mode}: {text}" for text in wrong]
             if torch.equal(plain, again) and not torch.equal(bits, plain):
                 result["wrong"].append(f"rank {rank}, {mode}: other bits in losses or weights")
-        if second:
-            result["communicators"] = second + len(_MODES) * (second - first), _communicators(log)
+        if second_count:
+            result["communicators"] = second_count + len(_MODES) * (second_count - first_count), _communicators(log)
         dist.destroy_process_group()
     except Exception as error:
         result["error"] = f"{type(error).__name__}: {str(error)[:300]}"

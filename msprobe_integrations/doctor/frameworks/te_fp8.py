@@ -116,9 +116,9 @@ def compare_values(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[int, list
         if row < 0:
             wrong.append(f"{name} has no row: {backend.unsupported}")
             continue
-        found = read_row(rows[row])
-        expected = [float(one) for one in (values.min(), values.max(), values.norm())]
-        got = [found.min, found.max, found.norm]
-        if any(x is None or abs(x - y) > 1e-6 * abs(y) for x, y in zip(got, expected)):
+        statistics = read_row(rows[row])
+        expected = [float(number) for number in (values.min(), values.max(), values.norm())]
+        got = [statistics.min, statistics.max, statistics.norm]
+        if any(target is None or abs(target - golden) > 1e-6 * abs(golden) for target, golden in zip(got, expected)):
             wrong.append(f"{name}: min, max, norm {got}, of its values {expected}")
     return len(refs), wrong

@@ -90,8 +90,8 @@ def _stage(device: Device, stage: int, kind: str) -> Line:
     wrong = []
     repeatable = torch.equal(plain, again)
     losses, frames = _train(_Zero(place, stage, kind), "parameters")
-    for mode, found in (("monitor", losses), *((mode, _train(_Zero(place, stage, kind), mode)[0]) for mode in ("L0", "mix"))):
-        if repeatable and not torch.equal(found, plain):
+    for mode, weights in (("monitor", losses), *((mode, _train(_Zero(place, stage, kind), mode)[0]) for mode in ("L0", "mix"))):
+        if repeatable and not torch.equal(weights, plain):
             wrong.append(f"{mode}: other losses")
     dtype = torch.bfloat16 if kind == "bf16" else torch.float32
     expected = _norms(_train(Job("tiny", place, dtype), "parameters")[1][0])

@@ -39,10 +39,10 @@ def run(device: Device) -> Iterator[Line]:
         types = TYPES if device.full or way == "operators" else TYPES[:2]
         counted = [name for name in HISTOGRAMS if hasattr(torch, name)]
         for what, work, items in (("pairs", pair_rows, types), ("histograms", histogram_rows, counted)):
-            found = Found()
-            for one in kernels.in_processes(device, way, work, items):
-                found.add(one)
-            yield found.line(f"{what}, {way}", max(_TOLERANCE, tolerance_of(device, way)))
+            total = Found()
+            for part in kernels.in_processes(device, way, work, items):
+                total.add(part)
+            yield total.line(f"{what}, {way}", max(_TOLERANCE, tolerance_of(device, way)))
     yield features(device)
 
 
@@ -59,21 +59,21 @@ def _numbers(n: int, dtype: torch.dtype, seed: int) -> torch.Tensor:
 
 def pair_rows(work: tuple[Device, Way, tuple[str, str]]) -> Found:
     """Every operation on a pair of types; the number of steps on the host and, for the ratio, on the device."""
-    device, way, (first, second) = work
+    device, way, (type_of_a, type_of_b) = work
     kernels.why_not(device, way)  # in a process of its own Triton is not imported yet
-    found = Found()
+    total = Found()
     with kernels.made_by(device, way) as messages:
         for n in _sizes(device, way):
             for name, op in OPERATIONS.items():
-                a, b = _numbers(n + 1, getattr(torch, first), 1), _numbers(n + 1, getattr(torch, second), 0)
+                a, b = _numbers(n + 1, getattr(torch, type_of_a), 1), _numbers(n + 1, getattr(torch, type_of_b), 0)
                 b = b.abs() if op == pairs.RATIO else b
                 for on_device in (False, True) if op == pairs.RATIO else (False,):
-                    _pair(found, device, way, f"{name} of {first} and {second}, {n}", op, a, b, on_device=on_device)
-    judge(found, messages)
-    return found
+                    _pair(total, device, way, f"{name} of {type_of_a} and {type_of_b}, {n}", op, a, b, on_device=on_device)
+    judge(total, messages)
+    return total
 
 
-def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.Tensor, b: torch.Tensor, *, on_device: bool) -> None:
+def _pair(total: Found, device: Device, way: Way, name: str, op: int, a: torch.Tensor, b: torch.Tensor, *, on_device: bool) -> None:
     n = a.numel() - 1
     corrections = (1 / (1 - _BETAS[0] ** _STEPS), (1 - _BETAS[1] ** _STEPS) ** -0.5, 1e-3)
     numbers = corrections if op == pairs.RATIO else (0.75, -1.25, 0.0)
@@ -84,9 +84,9 @@ def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.T
     backend = TorchBackend()
     # where the factors are made on the device their last bit may be another one, and so may be what lies below a limit
     backend._want = host_kernel.WANT_MOMENTS | (0 if on_device else host_kernel.want_below(_LIMIT))
-    there = a.to(device.device), b.to(device.device)
-    matrix = tuple(one[: n // 8 * 8].view(8, -1) for one in there)
-    cases = {"whole": (there[0][:n], there[1][:n]), "odd address": (there[0][1:], there[1][1:])}
+    tensors = a.to(device.device), b.to(device.device)
+    matrix = tuple(tensor[: n // 8 * 8].view(8, -1) for tensor in tensors)
+    cases = {"whole": (tensors[0][:n], tensors[1][:n]), "odd address": (tensors[0][1:], tensors[1][1:])}
     if n >= 8:
         cases |= {"transposed": (matrix[0].t(), matrix[1].t()), "of different order": (matrix[0].t().contiguous().t(), matrix[1])}
     refs: list[tuple[str, int]] = []
@@ -100,8 +100,8 @@ def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.T
                 refs.append((f"{key} ({how})", backend.reduce_pair(Pair(op, x, y, given)).row))
     rows = backend.finish_step().rows()
     if backend.unsupported:
-        found.wrong.append(f"{name}: no numbers ({', '.join(backend.unsupported)})")
-    arrays = [host_kernel.decode(one.view(torch.uint8).numpy(), CODES[one.dtype]) for one in (a, b)]
+        total.wrong.append(f"{name}: no numbers ({', '.join(backend.unsupported)})")
+    arrays = [host_kernel.decode(tensor.view(torch.uint8).numpy(), CODES[tensor.dtype]) for tensor in (a, b)]
     made = pairs.values(op, arrays[0], arrays[1], numbers)
     parts = {"whole": made[:n], "odd address": made[1:], "matrix": made[: n // 8 * 8]}
     expected = {key: reference(torch.from_numpy(np.ascontiguousarray(part)), backend._want) for key, part in parts.items()}
@@ -109,48 +109,48 @@ def _pair(found: Found, device: Device, way: Way, name: str, op: int, a: torch.T
         if row >= 0:
             values = expected.get(key.split(" (")[0], expected["matrix"])
             wrong, error = compare(rows[row], values, max(_TOLERANCE, tolerance_of(device, way)), _TOLERANCE)
-            found.add(Found(1, error, [f"{name}, {key}: {wrong}"] if wrong else []))
+            total.add(Found(1, error, [f"{name}, {key}: {wrong}"] if wrong else []))
 
 
 def histogram_rows(work: tuple[Device, Way, str]) -> Found:
     """Counts of both kinds of bins, exactly."""
     device, way, name = work
     kernels.why_not(device, way)
-    dtype, found = getattr(torch, name), Found()
+    dtype, total = getattr(torch, name), Found()
     with kernels.made_by(device, way) as messages:
         for n in _sizes(device, way):
             raw = random_bits(dtype, n // 8 * 8 or n, 11)
             if dtype.is_floating_point and dtype.itemsize > 1:
                 raw = torch.where(torch.rand(raw.shape, generator=torch.Generator().manual_seed(1)) < 0.5, raw.view(dtype), 0.7)
             host = raw.view(dtype)
-            there = raw.to(device.device).view(dtype)
-            cases = {"whole": (host, there)}
+            device_tensor = raw.to(device.device).view(dtype)
+            cases = {"whole": (host, device_tensor)}
             if n >= 8:
-                cases["transposed"] = host.view(8, -1)[:, 1:].t(), there.view(8, -1)[:, 1:].t()
-                cases["expanded"] = host.view(8, -1)[0].expand(8, -1), there.view(8, -1)[0].expand(8, -1)
+                cases["transposed"] = host.view(8, -1)[:, 1:].t(), device_tensor.view(8, -1)[:, 1:].t()
+                cases["expanded"] = host.view(8, -1)[0].expand(8, -1), device_tensor.view(8, -1)[0].expand(8, -1)
             for layout, (known, tensor) in cases.items():
                 for kind in histograms.BINS:
-                    _histogram(found, f"{kind} histogram of {n} {name}, {layout}", known, tensor, kind)
-    judge(found, messages)
-    return found
+                    _histogram(total, f"{kind} histogram of {n} {name}, {layout}", known, tensor, kind)
+    judge(total, messages)
+    return total
 
 
-def _histogram(found: Found, name: str, known: torch.Tensor, tensor: torch.Tensor, kind: str) -> None:
+def _histogram(total: Found, name: str, known: torch.Tensor, tensor: torch.Tensor, kind: str) -> None:
     backend = TorchBackend()
     first = backend.histogram(tensor, kind)
     rows = backend.finish_step().rows()
     if first < 0:
-        found.wrong.append(f"{name}: no counts ({', '.join(backend.unsupported)})")
+        total.wrong.append(f"{name}: no counts ({', '.join(backend.unsupported)})")
         return
     bits = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[known.dtype.itemsize]
     raw = known.view(bits).contiguous().view(-1).view(torch.uint8).numpy()
     with np.errstate(invalid="ignore"):
         expected = histograms.count_values(host_kernel.real_values(raw, CODES[known.dtype]), kind)
     got = histograms.counts(rows, first, kind)
-    found.rows += 1
+    total.rows += 1
     if not np.array_equal(got, expected):
         place = int(np.flatnonzero(got != expected)[0])
-        found.wrong.append(f"{name}: bin {place} has {got[place]}, not {expected[place]}")
+        total.wrong.append(f"{name}: bin {place} has {got[place]}, not {expected[place]}")
 
 
 def features(device: Device) -> Line:
@@ -164,22 +164,25 @@ def features(device: Device) -> Line:
     logits[:, 3] = -float("inf")
     router = weight[:8]
     spectrum = torch.linalg.svdvals(weight.double())[0]
-    there = {name: one.to(device.device) for name, one in {"q": query, "k": key, "w": weight, "l": logits, "r": router}.items()}
+    tensors = {name: target.to(device.device) for name, target in {"q": query, "k": key, "w": weight, "l": logits, "r": router}.items()}
     start = feature_math.start_vector(weight.shape[1], device.device)
     pairs_of = {
-        "attention": (feature_math.attention(there["q"], there["k"], "b,s,h,d"), _attention(query.double(), key.double())),
-        "spectral norm": ((feature_math.spectral_norm(there["w"], start, 60)[0],), (spectrum,)),
-        "similarity of experts": ((feature_math.similarity(there["r"]),), (_similarity(router.double()),)),
-        "entropy of tokens": ((feature_math.token_entropy(there["l"]),), (torch.special.entr(logits.double().softmax(-1)).sum(-1).mean(),)),
-        "load of experts": (feature_math.expert_load(there["l"], 2), _load(logits, 2)),
+        "attention": (feature_math.attention(tensors["q"], tensors["k"], "b,s,h,d"), _attention(query.double(), key.double())),
+        "spectral norm": ((feature_math.spectral_norm(tensors["w"], start, 60)[0],), (spectrum,)),
+        "similarity of experts": ((feature_math.similarity(tensors["r"]),), (_similarity(router.double()),)),
+        "entropy of tokens": (
+            (feature_math.token_entropy(tensors["l"]),),
+            (torch.special.entr(logits.double().softmax(-1)).sum(-1).mean(),),
+        ),
+        "load of experts": (feature_math.expert_load(tensors["l"], 2), _load(logits, 2)),
     }
     largest, wrong = 0.0, []
     for name, (got, expected) in pairs_of.items():
-        for one, other in zip(got, expected):
-            error = abs(float(one) - float(other)) / max(abs(float(other)), 1e-3)
+        for target, golden in zip(got, expected):
+            error = abs(float(target) - float(golden)) / max(abs(float(golden)), 1e-3)
             largest = max(largest, error)
             if not error <= _FEATURE:
-                wrong.append(f"{name} is {float(one)!r}, not {float(other)!r}")
+                wrong.append(f"{name} is {float(target)!r}, not {float(golden)!r}")
     return Line("features of layers", "WRONG" if wrong else "ok", f"largest error {largest:.1e}", f"{_FEATURE:.0e}", "; ".join(wrong))
 
 

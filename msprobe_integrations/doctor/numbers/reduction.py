@@ -88,13 +88,13 @@ def _families(device: Device, way: Way) -> Iterator[Line]:
     yield from _lines(device, way, kernels.in_processes(device, way, _of_type, names))
 
 
-def _lines(device: Device, way: Way, found: Iterator[Found]) -> Iterator[Line]:
+def _lines(device: Device, way: Way, results: Iterator[Found]) -> Iterator[Line]:
     for family, names in FAMILIES.items():
         total = Found()
-        here = [name for name in names if hasattr(torch, name)]
-        for _ in here:
-            total.add(next(found))
-        yield total.line(f"{family}, {way} ({len(here)} types)", tolerance_of(device, way))
+        known = [name for name in names if hasattr(torch, name)]
+        for _ in known:
+            total.add(next(results))
+        yield total.line(f"{family}, {way} ({len(known)} types)", tolerance_of(device, way))
 
 
 def _of_type(work: tuple[Device, Way, str]) -> Found:
@@ -110,21 +110,25 @@ def of_type(device: Device, way: Way, dtype: torch.dtype) -> Found:
     sizes = (1, 1000, 70_001, 3_000_000) if device.full else (1, 1000, 9_001) if main or not interpreted else (1000,)
     base = random_bits(dtype, max(sizes) + 2, 7)
     host = layouts(base, dtype, sizes, every=main)
-    there = layouts(base.to(device.device), dtype, sizes, every=main)
-    found = Found()
+    device_tensors = layouts(base.to(device.device), dtype, sizes, every=main)
+    total = Found()
     every = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.want_below(_LIMIT)
     wants = {"all words": every, "plain": 0, "checksums": host_kernel.WANT_XOR | host_kernel.WANT_CRC}
     if interpreted:
         wants = {"all words": every, **({"plain": 0} if main else {})}
-        there = {key: one for key, one in there.items() if main or key in ("1000 from an odd address", "1000, columns", "1000, transposed")}
+        device_tensors = {
+            key: tensor
+            for key, tensor in device_tensors.items()
+            if main or key in ("1000 from an odd address", "1000, columns", "1000, transposed")
+        }
     elif main:
         wants |= {"digest": host_kernel.WANT_DIGEST, "moments": host_kernel.WANT_MOMENTS, "below": host_kernel.want_below(_LIMIT)}
     with kernels.made_by(device, way) as messages:
         for what, want in wants.items():
-            tensors = there if want == every or main else {key: one for key, one in there.items() if "," not in key}
-            _compare_all(found, device, way, f"{name}, {what}", tensors, host, want)
-    judge(found, messages)
-    return found
+            tensors = device_tensors if want == every or main else {key: tensor for key, tensor in device_tensors.items() if "," not in key}
+            _compare_all(total, device, way, f"{name}, {what}", tensors, host, want)
+    judge(total, messages)
+    return total
 
 
 def judge(found: Found, messages: Sequence[str]) -> None:
@@ -134,7 +138,7 @@ def judge(found: Found, messages: Sequence[str]) -> None:
 
 
 def _compare_all(
-    found: Found, device: Device, way: Way, name: str, tensors: dict[str, torch.Tensor], host: dict[str, torch.Tensor], want: int
+    total: Found, device: Device, way: Way, name: str, tensors: dict[str, torch.Tensor], host: dict[str, torch.Tensor], want: int
 ) -> None:
     backend = TorchBackend()
     backend._want = want
@@ -144,12 +148,12 @@ def _compare_all(
         backend.forget()
         if how == "together":
             with backend.batched():
-                refs += [backend.reduce(one).row for one in tensors.values()]
+                refs += [backend.reduce(tensor).row for tensor in tensors.values()]
         else:
-            refs += [backend.reduce(one).row for one in tensors.values()]
+            refs += [backend.reduce(tensor).row for tensor in tensors.values()]
     rows = backend.finish_step().rows()
     if backend.unsupported:
-        found.wrong.append(f"{name}: no numbers ({', '.join(backend.unsupported)})")
+        total.wrong.append(f"{name}: no numbers ({', '.join(backend.unsupported)})")
     for number, key in enumerate(tensors):
         expected = reference(host[key], want)
         for how, refs in ways.items():
@@ -157,10 +161,10 @@ def _compare_all(
                 continue
             extremes = 1e-12 if host[key].is_complex() else 0.0  # absolute values, whose last bit is the library's
             wrong, error = compare(rows[refs[number]], expected, tolerance_of(device, way), extremes)
-            found.rows += 1
-            found.error = max(found.error, error)
+            total.rows += 1
+            total.error = max(total.error, error)
             if wrong:
-                found.wrong.append(f"{name}, {key} ({how}): {wrong}")
+                total.wrong.append(f"{name}, {key} ({how}): {wrong}")
 
 
 def layouts(base: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], *, every: bool) -> dict[str, torch.Tensor]:
@@ -176,7 +180,7 @@ def layouts(base: torch.Tensor, dtype: torch.dtype, sizes: Sequence[int], *, eve
             four = base[: n // 40 * 40].view(2, 5, -1, 4)
             six = base[: n // 48 * 48].view(2, 2, 3, -1, 2, 2)
             made |= {f"{n}, four dimensions": four[:, 1:].permute(2, 0, 3, 1), f"{n}, six": six[:, :, 1:].permute(5, 0, 3, 1, 4, 2)}
-    views = {key: one if one.dtype == dtype else one.view(dtype) for key, one in made.items()}
+    views = {key: tensor if tensor.dtype == dtype else tensor.view(dtype) for key, tensor in made.items()}
     if dtype.is_complex:
         half = views["1000"]
         views |= {"1000 conjugate": half.conj(), "1000 negative,": half.conj().imag}
@@ -244,7 +248,7 @@ def compare(got: Any, expected: Any, tolerance: float, extremes: float = 0.0) ->
 
 def _edges(device: Device, way: Way) -> Line:
     """Numbers whose powers leave the range of float32, and small ones whose kurtosis needs all digits."""
-    found = Found()
+    total = Found()
     normal = torch.randn(4096, generator=torch.Generator().manual_seed(3))
     numbers = {
         "1e20": torch.full((1000,), 1e20),
@@ -254,18 +258,18 @@ def _edges(device: Device, way: Way) -> Line:
         "6e-8, float16": torch.full((1000,), 6e-8, dtype=torch.float16),
         "one large": torch.cat([torch.ones(4095), torch.tensor([1e12])]),
     }
-    there = {key: one.to(device.device) for key, one in numbers.items()}
+    device_tensors = {key: tensor.to(device.device) for key, tensor in numbers.items()}
     with kernels.made_by(device, way) as messages:
-        _compare_all(found, device, way, "edge", there, numbers, host_kernel.WANT_MOMENTS)
-    judge(found, messages)
-    return found.line(f"numbers at the edge, {way}", tolerance_of(device, way))
+        _compare_all(total, device, way, "edge", device_tensors, numbers, host_kernel.WANT_MOMENTS)
+    judge(total, messages)
+    return total.line(f"numbers at the edge, {way}", tolerance_of(device, way))
 
 
 def _large(device: Device, way: Way) -> Iterator[Line]:
     """2**31 + 5 elements, whole, expanded and as columns; the reference is put together of rows of a part that comes again and again."""
     every = host_kernel.WANT_DIGEST | host_kernel.WANT_MOMENTS | host_kernel.want_below(_LIMIT)
     for name in ("uint8", "bfloat16", "float32") if way == "kernels" else ("bfloat16",):
-        dtype, found = getattr(torch, name), Found()
+        dtype, total = getattr(torch, name), Found()
         size = (1 << 31) * dtype.itemsize
         if device.free_memory() < 1.25 * size + (1 << 30):
             yield Line(f"2**31 + 5 of {name}, {way}", "skipped", why=f"needs {1.25 * size / 2**30:.0f} GiB of free memory")
@@ -277,13 +281,13 @@ def _large(device: Device, way: Way) -> Iterator[Line]:
                 row = backend.reduce(tensor).row
                 got = backend.finish_step().rows()
                 if row < 0:
-                    found.wrong.append(f"{what}: no numbers ({', '.join(backend.unsupported)})")
+                    total.wrong.append(f"{what}: no numbers ({', '.join(backend.unsupported)})")
                     continue
                 wrong, error = compare(got[row], expected, tolerance_of(device, way))
-                found.add(Found(1, error, [f"{what}: {wrong}"] if wrong else []))
+                total.add(Found(1, error, [f"{what}: {wrong}"] if wrong else []))
                 del tensor
-        judge(found, messages)
-        yield found.line(f"2**31 + 5 of {name}, {way}", tolerance_of(device, way))
+        judge(total, messages)
+        yield total.line(f"2**31 + 5 of {name}, {way}", tolerance_of(device, way))
 
 
 def _large_tensors(device: Device, dtype: torch.dtype, want: int, *, whole_only: bool) -> Iterator[tuple[str, torch.Tensor, Rows]]:
@@ -309,10 +313,10 @@ def repeat_row(part: torch.Tensor, times: int, want: int) -> Any:
     for word in (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS, _rows.BELOW):
         ints[word] *= times
     row[[_rows.SUM, _rows.SUMSQ, _rows.SUM3, _rows.SUM4]] *= times
-    one, n, address, code = np.zeros(_rows.WORDS), part.numel(), part.data_ptr(), CODES[part.dtype]
+    row_of_part, n, address, code = np.zeros(_rows.WORDS), part.numel(), part.data_ptr(), CODES[part.dtype]
     digest = 0
     for index in range(times):
-        host_kernel.reduce(address, n, code, one.ctypes.data, host_kernel.WANT_DIGEST, index * n)
-        digest += int(one.view(np.uint64)[_rows.DIGEST])
+        host_kernel.reduce(address, n, code, row_of_part.ctypes.data, host_kernel.WANT_DIGEST, index * n)
+        digest += int(row_of_part.view(np.uint64)[_rows.DIGEST])
     row.view(np.uint64)[_rows.DIGEST] = digest % (1 << 64)
     return row

@@ -54,7 +54,9 @@ def _check(name: str, tensor: Any, values: torch.Tensor | None) -> Line:
         return Line(name, "WRONG", figure, "no numbers, and a reason", "these are numbers of codes")
     wide = values.double()
     expected = float(wide.max()), float(torch.linalg.vector_norm(wide))
-    right = all(one is not None and abs(one - other) <= 1e-6 * abs(other) for one, other in zip((seen.max, seen.norm), expected))
+    right = all(
+        target is not None and abs(target - golden) <= 1e-6 * abs(golden) for target, golden in zip((seen.max, seen.norm), expected)
+    )
     return Line(name, "ok" if right else "WRONG", figure, f"max {expected[0]}, norm {expected[1]}")
 
 
@@ -123,8 +125,8 @@ def _float4(device: Device) -> Made:
 def _sparse(layout: str) -> Callable[[Device], Made]:
     def make_tensors(device: Device) -> Made:
         dense = torch.tensor([[0.0, 2.0, 0.0], [3.0, 0.0, -1.0]])
-        there = dense.to(device.device)
-        return (there.to_sparse() if layout == "coo" else there.to_sparse_csr()), dense
+        moved = dense.to(device.device)
+        return (moved.to_sparse() if layout == "coo" else moved.to_sparse_csr()), dense
 
     return make_tensors
 
@@ -132,8 +134,8 @@ def _sparse(layout: str) -> Callable[[Device], Made]:
 def _make_nested(layout: torch.layout) -> Callable[[Device], Made]:
     def make_tensors(device: Device) -> Made:
         parts = [torch.ones(2), torch.full((3,), 5.0)]
-        there = [part.to(device.device) for part in parts]
-        return torch.nested.nested_tensor(there, layout=layout), torch.cat(parts)
+        moved = [part.to(device.device) for part in parts]
+        return torch.nested.nested_tensor(moved, layout=layout), torch.cat(parts)
 
     return make_tensors
 

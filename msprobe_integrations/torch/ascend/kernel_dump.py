@@ -152,11 +152,11 @@ class KernelDump:
     def _await_gradient(self, result: Any) -> None:
         repeated, self._repeated = self._repeated, None
         pairs = [] if repeated is None else zip(_tensors(result), repeated.outputs)
-        found = next(((real, copy) for real, copy in pairs if real.requires_grad and copy.requires_grad), None)
-        if repeated is None or found is None:
+        pair = next(((real, copy) for real, copy in pairs if real.requires_grad and copy.requires_grad), None)
+        if repeated is None or pair is None:
             self._warn_unsupported()
             return
-        inputs, copy = repeated.inputs, found[1]
+        inputs, copy = repeated.inputs, pair[1]
 
         def dump_backward(gradient: torch.Tensor) -> None:
             self._handle.remove()
@@ -168,7 +168,7 @@ class KernelDump:
                 finally:
                     self._switch_off()
 
-        self._handle = found[0].register_hook(dump_backward)
+        self._handle = pair[0].register_hook(dump_backward)
 
     def _switch_on(self) -> None:
         self._tool.synchronize()

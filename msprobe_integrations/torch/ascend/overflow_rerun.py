@@ -69,10 +69,10 @@ def _device(number: int, jit_compile: bool) -> torch.device | None:
 def _one(name: str, record: Mapping[str, Any], data: Mapping[str, Any], arguments: Arguments, device: torch.device | None) -> Row:
     row, call = Row(name), name.removesuffix(".forward")
     cpu = torch.device("cpu")
-    found = data.get(f"{call}.backward")
+    backward = data.get(f"{call}.backward")
     try:
         # without a backward record gradients are asked for all the same: ones come in
-        prepared = prepare(call, record, found if isinstance(found, dict) else {}, arguments, None, 0)
+        prepared = prepare(call, record, backward if isinstance(backward, dict) else {}, arguments, None, 0)
         inputs = list(leaves_of([list(prepared.call.args), dict(prepared.call.kwargs)]))
         row.inputs = "drawn from statistics" if arguments.drawn else "saved" if any(map(torch.is_tensor, inputs)) else "none"
         row.bad_inputs = any(map(_overflows, inputs))
@@ -83,8 +83,8 @@ def _one(name: str, record: Mapping[str, Any], data: Mapping[str, Any], argument
         return row
     row.device = str(device or "cpu")
     tested = ran.outcome
-    ours, theirs = [*tested.outputs, *tested.written.values()], [*reference.outputs, *reference.written.values()]
-    row.verdict, row.overflow, row.reference_overflow = _verdict(ours, theirs)
+    target, golden = [*tested.outputs, *tested.written.values()], [*reference.outputs, *reference.written.values()]
+    row.verdict, row.overflow, row.reference_overflow = _verdict(target, golden)
     places = [place for place, gradient in tested.gradients.items() if gradient is not None and reference.gradients.get(place) is not None]
     if places:
         pairs = [tested.gradients[p] for p in places], [reference.gradients[p] for p in places]
@@ -117,10 +117,10 @@ def _overflows(value: Any) -> bool:
 
 def _verdict(tested: list[Any], reference: list[Any]) -> tuple[str, bool, bool]:
     """(verdict, overflow of the tested side, overflow of the reference in the types of the tested side)."""
-    ours = any(map(_overflows, tested))
+    target = any(map(_overflows, tested))
     fitted = (
         r.to(t.dtype) if isinstance(t, torch.Tensor) and isinstance(r, torch.Tensor) and t.dtype.is_floating_point else r
         for t, r in zip(tested, reference)
     )
-    theirs = any(map(_overflows, fitted))
-    return (NORMAL if ours == theirs else ABNORMAL), ours, theirs
+    golden = any(map(_overflows, fitted))
+    return (NORMAL if target == golden else ABNORMAL), target, golden

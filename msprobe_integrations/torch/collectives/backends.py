@@ -89,24 +89,24 @@ def tensors_of(method: str, values: Sequence[Any]) -> tuple[Any, Any]:
 def facts(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
     """The tags of a call: global ranks, where a group with this backend is known, and what its options say."""
     ranks = _ranks(backend)
-    found: dict[str, Any] = {"group_ranks": ranks, "async": True}
+    known_facts: dict[str, Any] = {"group_ranks": ranks, "async": True}
     values = (*args, *kwargs.values())
     if method == "batch_isend_irecv" and len(values) > 2:
-        found["peers"] = [ranks[rank] if ranks is not None and 0 <= rank < len(ranks) else rank for rank in values[2]]
-    at = _RANK_AT.get(method)
-    if at is not None:
-        given = values[at] if at < len(values) else 0
+        known_facts["peers"] = [ranks[rank] if ranks is not None and 0 <= rank < len(ranks) else rank for rank in values[2]]
+    position = _RANK_AT.get(method)
+    if position is not None:
+        given = values[position] if position < len(values) else 0
         rank = getattr(given, "rootRank", given)
         if isinstance(rank, int):
             known = ranks is not None and 0 <= rank < len(ranks)
-            found["peer" if method in _MESSAGES else "root"] = ranks[rank] if ranks is not None and known else rank
+            known_facts["peer" if method in _MESSAGES else "root"] = ranks[rank] if ranks is not None and known else rank
     if method in _REDUCING:
-        found["reduce"] = dist.ReduceOp.SUM
+        known_facts["reduce"] = dist.ReduceOp.SUM
     for value in values:
         reduce_op = getattr(value, "reduceOp", value)
         if isinstance(reduce_op, (dist.ReduceOp, dist.ReduceOp.RedOpType)):
-            found["reduce"] = reduce_op
-    return found
+            known_facts["reduce"] = reduce_op
+    return known_facts
 
 
 def _ranks(backend: Any) -> list[int] | None:

@@ -67,7 +67,7 @@ _plumbing: dict[CodeType, bool] = {}
 
 def distributed_call(frame: FrameType | None) -> DistributedCall | None:
     """The outermost public function of `torch.distributed` in whose frames `frame` is; None when there is none."""
-    found: FrameType | None = None
+    outermost: FrameType | None = None
     inner = ""
     while frame is not None:
         code = frame.f_code
@@ -77,17 +77,17 @@ def distributed_call(frame: FrameType | None) -> DistributedCall | None:
         if kind == _NOTHING:
             break
         if kind != _WITHIN:
-            inner = _name(found) if found is not None else ""
-            found = frame
+            inner = _name(outermost) if outermost is not None else ""
+            outermost = frame
         frame = frame.f_back
-    if found is None:
+    if outermost is None:
         return None
-    name = _name(found)
-    caller = visible(found.f_back)
-    if _kinds[found.f_code] == _WRAPPER:
-        values = found.f_locals
+    name = _name(outermost)
+    caller = visible(outermost.f_back)
+    if _kinds[outermost.f_code] == _WRAPPER:
+        values = outermost.f_locals
         return DistributedCall(name, values["args"], values["kwargs"], inner or name, caller)
-    return DistributedCall(name, *_arguments(found), inner or name, caller)
+    return DistributedCall(name, *_arguments(outermost), inner or name, caller)
 
 
 def visible(frame: FrameType | None) -> FrameType | None:
@@ -145,8 +145,8 @@ def _arguments(frame: FrameType) -> tuple[tuple[Any, ...], dict[str, Any]]:
     given = [n for n, default in zip(names[first:], defaults[len(defaults) - len(names) + first :]) if values[n] is not default]
     form = form_of(frame.f_back) if frame.f_back is not None else None
     if form is not None:
-        told = {*names[: form[0]], *form[1]}
-        if not {*names[:first], *given} - set(_REPLACED) <= told <= set(names) or form[0] > len(names):
+        recorded = {*names[: form[0]], *form[1]}
+        if not {*names[:first], *given} - set(_REPLACED) <= recorded <= set(names) or form[0] > len(names):
             form = None
     if form is None:  # called by C code, with * or **, or through a partial: what has no default is taken as positional
         form = first, tuple(given)

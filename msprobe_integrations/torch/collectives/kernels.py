@@ -114,7 +114,7 @@ class Kernels:
     def _kernel(self, operator: str) -> Callable[..., Any]:
         op = getattr(torch.ops.c10d, operator).default
         name, at_in, at_out = _OPS[operator]
-        arguments = [a.name for a in op._schema.arguments]
+        arguments = [argument.name for argument in op._schema.arguments]
         at_group = arguments.index("process_group")
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
@@ -165,16 +165,16 @@ class Kernels:
 
         def tags() -> dict[str, Any]:
             ranks = list(dist.get_process_group_ranks(group))
-            found: dict[str, Any] = {"group_ranks": ranks}
+            described: dict[str, Any] = {"group_ranks": ranks}
             for i, key in enumerate(arguments):
                 value = args[i] if i < len(args) else kwargs.get(key)
                 if key == "async_op":
-                    found["async"] = True if value is None else bool(value)
+                    described["async"] = True if value is None else bool(value)
                 elif key in _ROOTS and isinstance(value, int):
-                    found[_ROOTS[key]] = ranks[value] if 0 <= value < len(ranks) else value
+                    described[_ROOTS[key]] = ranks[value] if 0 <= value < len(ranks) else value
                 elif key == "reduce_op":
-                    found["reduce"] = _reduce_name(value)
-            return found
+                    described["reduce"] = _reduce_name(value)
+            return described
 
         call = distributed_call(sys._getframe())  # a frame kept in a variable of its own would keep all of them alive
         inputs = flat(args[at_in]) if at_in is not None else []
@@ -189,11 +189,11 @@ class Kernels:
 
     def _functional(self, operator: str) -> Callable[..., Any]:
         op = getattr(torch.ops._c10d_functional, operator).default
-        arguments = [a.name for a in op._schema.arguments]
+        arguments = [argument.name for argument in op._schema.arguments]
         name = f"functional_{operator.removesuffix('_').removesuffix('_out')}"
         receives, sends = operator == "irecv", operator == "isend"
         several = operator == "batch_p2p_ops"
-        at = next((i for i, name in enumerate(arguments) if name in _TENSORS), 0)
+        position = next((i for i, name in enumerate(arguments) if name in _TENSORS), 0)
 
         def kernel(keys: Any, *args: Any, **kwargs: Any) -> Any:
             begun: list[tuple[CollectiveObserver, Open]] = []
@@ -203,18 +203,18 @@ class Kernels:
 
                     def tags() -> dict[str, Any]:
                         ranks = _find_group_ranks(group)
-                        found: dict[str, Any] = {"group_ranks": ranks, "async": True}
+                        described: dict[str, Any] = {"group_ranks": ranks, "async": True}
                         for key, value in zip(arguments, args):
                             if key == "reduce_op":
-                                found["reduce"] = str(value)
+                                described["reduce"] = str(value)
                             elif key in ("src", "dst") and isinstance(value, int):
-                                found["peer" if receives or sends else "root"] = value
-                        return found
+                                described["peer" if receives or sends else "root"] = value
+                        return described
 
                     with _no_torch_function():
-                        inputs = [] if receives else flat(args[at])
+                        inputs = [] if receives else flat(args[position])
                         if several:  # what is received is no input
-                            inputs = [t for t, what in zip(inputs, args[0]) if what == "isend"]
+                            inputs = [t for t, kind_of_operation in zip(inputs, args[0]) if kind_of_operation == "isend"]
                         nothing = sends or (several and "irecv" not in args[0])
                         operation = Operation(name, None, False, inputs, [] if nothing else None, tags, visible(sys._getframe()))
                         begun = _start(observers, operation)
@@ -223,7 +223,7 @@ class Kernels:
                 begun = self._disable_observers(error)
             result = self._call(op, keys, args, kwargs, begun)
             for observer, open_ in begun:
-                made = [t for t, what in zip(result, args[0]) if what == "irecv"] if several else flat(result)
+                made = [t for t, kind_of_operation in zip(result, args[0]) if kind_of_operation == "irecv"] if several else flat(result)
                 observer.returns(open_, made)
             return result
 
@@ -310,10 +310,10 @@ def _of_backend(backend: Any, method: str, args: tuple[Any, ...], kwargs: dict[s
         return None  # the backend will say what it misses
 
     def tags() -> dict[str, Any]:
-        found = facts(backend, method, args, kwargs)
-        if "reduce" in found:
-            found["reduce"] = _reduce_name(found["reduce"])
-        return found
+        described = facts(backend, method, args, kwargs)
+        if "reduce" in described:
+            described["reduce"] = _reduce_name(described["reduce"])
+        return described
 
     frame = sys._getframe()
     if method == "batch_isend_irecv" and (call := distributed_call(frame)) is not None:  # what torch_npu puts in place of torch's function

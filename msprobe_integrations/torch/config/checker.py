@@ -106,22 +106,22 @@ class TorchRandomCalls:
 def states() -> dict[str, str]:
     """Digests of the states of all random streams of this process: ``python``, ``numpy``, ``torch``, of every device that is in use
     ``cuda:0`` and so on, and the streams of Megatron's tracker by name. Equal states have equal digests."""
-    found = {
+    digests = {
         "python": _digest(repr(random.getstate()).encode()),
         "numpy": _digest(_text(np.random.get_state(legacy=False)).encode()),
     }
     with torch._C.DisableTorchFunction():
-        found["torch"] = _of_tensor(torch.get_rng_state())
+        digests["torch"] = _of_tensor(torch.get_rng_state())
         for kind, module in in_use():
             if is_capturing(kind):
                 continue
             for number, state in enumerate(module.get_rng_state_all()):
-                found[f"{kind}:{number}"] = _of_tensor(state)
+                digests[f"{kind}:{number}"] = _of_tensor(state)
         for name in _TRACKERS:
             tracker = getattr(sys.modules.get(name), "get_cuda_rng_tracker", None)
             streams = tracker().get_states() if tracker is not None else {}
-            found.update({f"tracker:{stream}": _of_tensor(state) for stream, state in streams.items() if isinstance(state, torch.Tensor)})
-    return found
+            digests.update({f"tracker:{stream}": _of_tensor(state) for stream, state in streams.items() if isinstance(state, torch.Tensor)})
+    return digests
 
 
 def _text(state: Any) -> str:
@@ -202,10 +202,10 @@ class TorchConfigChecker(ConfigCheck):
     def _collect(self, step: int, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         weights = self._tensors.weights(self._models, statistics=self._statistics)
         inputs = self._tensors.inputs(args, kwargs)
-        for what, found in (("parameters and buffers", weights), ("inputs", inputs)):
-            if found.unread:
-                reasons = ", ".join(f"{count} {one_line(why)}" for why, count in sorted(found.unread.items()))
-                warn_once(f"config check {what}", f"config check: {what} without anything to read have no digest: {reasons}")
+        for subject, collector in (("parameters and buffers", weights), ("inputs", inputs)):
+            if collector.unread:
+                reasons = ", ".join(f"{count} {one_line(why)}" for why, count in sorted(collector.unread.items()))
+                warn_once(f"config check {subject}", f"config check: {subject} without anything to read have no digest: {reasons}")
         made = {
             entries.of_step("weights", step, self.rank): weights.digests,
             entries.of_step("dataset", step, self.rank): inputs.digests,

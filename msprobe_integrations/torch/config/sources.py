@@ -63,15 +63,15 @@ class Reach:
     def of(cls, models: Sequence[Any], optimizers: Any = None, frame: FrameType | None = None) -> Reach:
         """Of these objects, and of the calls that `frame` and the frames around it are."""
         several = list(optimizers) if isinstance(optimizers, (list, tuple)) else [] if optimizers is None else [optimizers]
-        found: list[Any] = []
+        objects: list[Any] = []
         callers = _callers(frame)
-        for one in (*models, *several, *callers):
-            for each in (one, *_inside(one)):
-                if not any(each is known for known in found):
-                    found.append(each)
+        for outer in (*models, *several, *callers):
+            for each in (outer, *_inside(outer)):
+                if not any(each is known for known in objects):
+                    objects.append(each)
         if not several:  # a loop of one's own: what it holds
-            several = [one for one in found if issubclass(type(one), torch.optim.Optimizer)]
-        return cls(list(models), several, found)
+            several = [outer for outer in objects if issubclass(type(outer), torch.optim.Optimizer)]
+        return cls(list(models), several, objects)
 
     def instances(self, root: str, *names: str) -> list[Any]:
         """Objects of a class of these names, or of one that inherits from it, defined in a package of root module `root`."""
@@ -83,19 +83,19 @@ class Reach:
 
 
 def _callers(frame: FrameType | None) -> list[Any]:
-    found: list[Any] = []
+    objects: list[Any] = []
     for _ in range(_MOST_FRAMES):
         if frame is None:
             break
         if not frame.f_code.co_filename.startswith(_TORCH):
             local = frame.f_locals
             if frame.f_code.co_argcount:
-                found += [local[name] for name in _NAMES if local.get(name) is not None and not issubclass(type(local[name]), type)]
-            found += [one for one in list(local.values()) if _moves_weights(type(one))]
+                objects += [local[name] for name in _NAMES if local.get(name) is not None and not issubclass(type(local[name]), type)]
+            objects += [value for value in list(local.values()) if _moves_weights(type(value))]
             if frame.f_code.co_flags & inspect.CO_OPTIMIZED and sys.version_info < (3, 13):
                 local.clear()  # a copy that the frame would keep, and with it models, until the function returns
         frame = frame.f_back
-    return found
+    return objects
 
 
 def _moves_weights(kind: type) -> bool:
@@ -103,13 +103,13 @@ def _moves_weights(kind: type) -> bool:
     return issubclass(kind, (torch.optim.Optimizer, LRScheduler)) or any(cls.__name__ in _OPTIMIZERS for cls in kind.__mro__)
 
 
-def _inside(one: Any) -> list[Any]:
+def _inside(value: Any) -> list[Any]:
     """What an observer of ours, or a callback, holds of a framework."""
-    if not type(one).__module__.startswith("msprobe_integrations"):
+    if not type(value).__module__.startswith("msprobe_integrations"):
         return []
-    held = vars(one) if hasattr(one, "__dict__") else {}
-    found = [*(held.get("models") or ()), *(dict(held.get("objects") or {}).values())]
-    return [*found, *(held[name] for name in ("engine", "optimizer", "_trainer") if held.get(name) is not None)]
+    held = vars(value) if hasattr(value, "__dict__") else {}
+    objects = [*(held.get("models") or ()), *(dict(held.get("objects") or {}).values())]
+    return [*objects, *(held[name] for name in ("engine", "optimizer", "_trainer") if held.get(name) is not None)]
 
 
 def collect(reach: Reach) -> dict[str, Resolved]:
@@ -126,7 +126,7 @@ def collect(reach: Reach) -> dict[str, Resolved]:
                 f"settings of {root}",
                 f"config check: settings of {root} are left out: {type(error).__name__}: {one_line(str(error)[:200])}",
             )
-    said = {one.framework for part in parts for one in part.values()}
+    said = {setting.framework for part in parts for setting in part.values()}
     try:
         parts.append(of_torch(reach, optimizers=not said & _OPTIMIZER_SAID))
     except Exception as error:
@@ -144,11 +144,11 @@ def of_torch(reach: Reach, *, optimizers: bool = True) -> dict[str, Resolved]:
         optimizers: False where a framework has told them; parameter groups change while a training goes on.
     """
     values: dict[str, Any] = {}
-    for number, one in enumerate(reach.optimizers if optimizers else ()):
-        values.update(_of_optimizer(one, "optimizer." if not number else f"optimizer{number}."))
-    for one in reach.objects if optimizers else ():
-        if issubclass(type(one), LRScheduler) and "lr_scheduler.class" not in values:
-            values.update(_of_scheduler(one))
+    for number, each in enumerate(reach.optimizers if optimizers else ()):
+        values.update(_of_optimizer(each, "optimizer." if not number else f"optimizer{number}."))
+    for each in reach.objects if optimizers else ():
+        if issubclass(type(each), LRScheduler) and "lr_scheduler.class" not in values:
+            values.update(_of_scheduler(each))
     defaults = {name: value for name, value in _defaults(reach.optimizers).items() if name in values}
     models = [model for model in reach.models if isinstance(model, nn.Module)]
     if models:
@@ -158,11 +158,11 @@ def of_torch(reach: Reach, *, optimizers: bool = True) -> dict[str, Resolved]:
         values["model.trainable_tensors"] = sum(p.requires_grad for p in tensors)
         values["model.parameter_dtypes"] = sorted({str(p.dtype) for p in tensors})
         values.update(_wrappers(models))
-    found = resolved.resolve_settings(values, "torch", defaults=defaults)
+    settings = resolved.resolve_settings(values, "torch", defaults=defaults)
     if torch.distributed.is_available() and torch.distributed.is_initialized():
-        found["world_size"] = Resolved(torch.distributed.get_world_size(), CODE, "", "torch")
-        found["distributed_backend"] = Resolved(torch.distributed.get_backend(), CODE, "", "torch")
-    return found
+        settings["world_size"] = Resolved(torch.distributed.get_world_size(), CODE, "", "torch")
+        settings["distributed_backend"] = Resolved(torch.distributed.get_backend(), CODE, "", "torch")
+    return settings
 
 
 def _of_optimizer(optimizer: Any, prefix: str) -> dict[str, Any]:
@@ -198,7 +198,7 @@ def _of_scheduler(scheduler: Any) -> dict[str, Any]:
 
 def _defaults(optimizers: Sequence[Any]) -> dict[str, Any]:
     """Of the arguments of an optimizer's class."""
-    found: dict[str, Any] = {}
+    defaults: dict[str, Any] = {}
     for number, optimizer in enumerate(optimizers):
         inner = getattr(optimizer, "optimizer", None)
         cls = type(inner if hasattr(inner, "param_groups") else optimizer)
@@ -207,8 +207,8 @@ def _defaults(optimizers: Sequence[Any]) -> dict[str, Any]:
         except (TypeError, ValueError):
             continue
         prefix = "optimizer." if not number else f"optimizer{number}."
-        found.update({f"{prefix}{name}": p.default for name, p in parameters.items() if p.default is not p.empty})
-    return found
+        defaults.update({f"{prefix}{name}": p.default for name, p in parameters.items() if p.default is not p.empty})
+    return defaults
 
 
 def _bare(model: nn.Module) -> str:

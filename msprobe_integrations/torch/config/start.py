@@ -79,16 +79,16 @@ class Start:
     def entries(self) -> dict[str, Any]:
         """For the pack: of every rank its own; of rank 0 those of the existing tool as well."""
         about = {**system.collect(), **self._system}
-        found: dict[str, Any] = {
+        content: dict[str, Any] = {
             entries.of_rank("env", self.rank): self._environment.values,
             entries.of_rank("withheld", self.rank): self._environment.entry(),
             entries.of_rank("system", self.rank): about,
             **self.of_settings(),
         }
         if self.rank == 0:
-            found[entries.ENV] = self._environment.values
-            found[entries.PIP] = packages.text()
-        return found
+            content[entries.ENV] = self._environment.values
+            content[entries.PIP] = packages.text()
+        return content
 
     def of_settings(self) -> dict[str, Any]:
         """The resolved settings alone; empty when there are none."""
@@ -124,7 +124,7 @@ def collect() -> dict[str, Any]:
 
 def flags() -> dict[str, Any]:
     """Switches by name; those that this version of torch does not have are missing."""
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
 
     def add_flag(name: str, read: Callable[[], Any]) -> None:
         try:
@@ -133,7 +133,7 @@ def flags() -> dict[str, Any]:
             raise_of_training(error)
             return
         if not callable(value):
-            found[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+            values[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
 
     add_flag("deterministic_algorithms", torch.are_deterministic_algorithms_enabled)
     add_flag("deterministic_warn_only", torch.is_deterministic_algorithms_warn_only_enabled)
@@ -152,28 +152,28 @@ def flags() -> dict[str, Any]:
     npu = getattr(torch, "npu", None)
     for name, path in _NPU.items() if npu is not None else ():
         add_flag(name, functools.partial(functools.reduce, getattr, path, npu))
-    return found
+    return values
 
 
 def versions() -> dict[str, Any]:
     """Libraries that torch was built with or has loaded."""
-    found: dict[str, Any] = {"torch": torch.__version__, "git": torch.version.git_version, "debug_build": torch.version.debug}
+    known: dict[str, Any] = {"torch": torch.__version__, "git": torch.version.git_version, "debug_build": torch.version.debug}
     for name in ("cuda", "hip", "xpu"):
         if value := getattr(torch.version, name, None):
-            found[name] = str(value)
+            known[name] = str(value)
     if torch.backends.cudnn.is_available():
-        found["cudnn"] = torch.backends.cudnn.version()
-    if found.get("cuda") and torch.distributed.is_available() and torch.distributed.is_nccl_available():
+        known["cudnn"] = torch.backends.cudnn.version()
+    if known.get("cuda") and torch.distributed.is_available() and torch.distributed.is_nccl_available():
         with suppress_faults():  # a build without it
-            found["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
-    found["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
-    found["mkl"] = torch.backends.mkl.is_available()
-    return found
+            known["nccl"] = ".".join(map(str, torch.cuda.nccl.version()))
+    known["cpu_capability"] = torch.backends.cpu.get_cpu_capability()
+    known["mkl"] = torch.backends.mkl.is_available()
+    return known
 
 
 def devices() -> dict[str, Any]:
     """Accelerators that this process sees; with names where it uses them already."""
-    found: dict[str, Any] = {}
+    by_kind: dict[str, Any] = {}
     for kind, module in modules():
         if not getattr(module, "is_available", lambda: False)():
             continue
@@ -184,5 +184,5 @@ def devices() -> dict[str, Any]:
             capability = module.get_device_capability(current) if hasattr(module, "get_device_capability") else None  # an NPU has none
             if capability is not None:
                 about["capability"] = str(capability)
-        found[kind] = about
-    return found
+        by_kind[kind] = about
+    return by_kind

@@ -114,7 +114,7 @@ class TensorCollector:
         if data.numel() * data.element_size() > MOST_SAMPLE_BYTES:
             return []
         host = data.detach().cpu()
-        return [self._backend.reduce(one) for one in host.unbind(0)]
+        return [self._backend.reduce(part) for part in host.unbind(0)]
 
     def _finish(self, samples: Mapping[str, list[TensorRef]] | None = None) -> tuple[dict[str, Any], dict[str, Any]]:
         rows = _rows.as_int64(self._backend.finish_step().rows())
@@ -124,14 +124,14 @@ class TensorCollector:
                 return None
             return f"{int(rows[ref.row, _rows.DIGEST]) & 0xFFFFFFFFFFFFFFFF:016x}"
 
-        found = {name: {**self._facts[name], "digest": digest(ref)} for name, ref in self._refs.items()}
+        described = {name: {**self._facts[name], "digest": digest(ref)} for name, ref in self._refs.items()}
         for name, refs in (samples or {}).items():
-            found[name]["samples"] = [digest(ref) for ref in refs]
+            described[name]["samples"] = [digest(ref) for ref in refs]
         if (hides := redaction.active()) is not None:
-            found = {name: one if "kind" in one else hides.facts(one["dtype"], one) for name, one in found.items()}
+            described = {name: fact if "kind" in fact else hides.facts(fact["dtype"], fact) for name, fact in described.items()}
         numbers = _on_host(self._statistics)
         self._refs, self._samples, self._facts, self._statistics = {}, {}, {}, {}
-        return found, numbers
+        return described, numbers
 
 
 def _iterate_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.Tensor, dict[str, Any]]]:
@@ -139,14 +139,17 @@ def _iterate_tensors(models: Sequence[nn.Module]) -> Iterator[tuple[str, torch.T
         prefix = f"{number}:" if number else ""
         for kind, tensors in (("parameter", model.named_parameters()), ("buffer", model.named_buffers())):
             for name, tensor in tensors:
-                shard = next((getattr(tensor, at) for at in _SHARDS if isinstance(getattr(tensor, at, None), torch.Tensor)), None)
+                shard = next(
+                    (getattr(tensor, attribute) for attribute in _SHARDS if isinstance(getattr(tensor, attribute, None), torch.Tensor)),
+                    None,
+                )
                 facts: dict[str, Any] = {"kind": kind}
                 if shard is not None and tensor.numel() == 0:
                     facts["whole"] = [int(n) for n in getattr(tensor, "ds_shape", ())]
                     tensor = shard
                 elif is_dtensor(tensor):
                     layout: Any = tensor
-                    facts["placements"] = [str(one) for one in layout.placements]
+                    facts["placements"] = [str(placement) for placement in layout.placements]
                     facts["local_shape"] = list(local(tensor).shape)
                 yield prefix + name, tensor, facts
 
@@ -162,8 +165,8 @@ def _leaves(tag: str, value: Any, depth: int = 0) -> Iterator[tuple[str, Any]]:
                 yield from _leaves(f"{tag}.{number}", item, depth + 1)
             return
         if dataclasses.is_dataclass(value) and not isinstance(value, type):
-            for one in dataclasses.fields(value):
-                yield from _leaves(f"{tag}.{one.name}", getattr(value, one.name, None), depth + 1)
+            for field in dataclasses.fields(value):
+                yield from _leaves(f"{tag}.{field.name}", getattr(value, field.name, None), depth + 1)
             return
     yield tag, value
 

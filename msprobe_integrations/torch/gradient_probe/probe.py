@@ -83,8 +83,8 @@ class GradientProbe(GradientUpdates):
             if not self._undo:
                 self._undo.append(register_optimizer_step_pre_hook(self._before_any).remove)
         else:
-            for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
-                self._watch(one, models)
+            for each in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+                self._watch(each, models)
         _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", len(self._names), self.root)
 
     def forget(self) -> None:
@@ -140,11 +140,11 @@ class GradientProbe(GradientUpdates):
         if known is None or known[0] != size or not known[1]:
             if any(ref() is None for _, ref in self._names.values()):
                 self._resolve()
-            mine = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
-            if not mine:
+            own = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
+            if not own:
                 self._resolve()
-                mine = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
-            self._holdings[optimizer] = known = (size, mine or self._find_linked_parameters(groups))
+                own = frozenset(id(p) for group in groups for p in group["params"]) & self._names.keys()
+            self._holdings[optimizer] = known = (size, own or self._find_linked_parameters(groups))
         return known[1]
 
     def _find_linked_parameters(self, groups: Sequence[dict[str, Any]]) -> frozenset[int]:
@@ -199,14 +199,14 @@ class GradientProbe(GradientUpdates):
 
     def _take_all(self, optimizer: Any) -> None:
         """The gradients that `optimizer` is going to use, and those that no other one holds."""
-        mine = self._find_updated_parameters(optimizer)
+        own = self._find_updated_parameters(optimizer)
         others = frozenset().union(*(held for o, (_, held) in self._holdings.items() if o is not optimizer))
         waits = False
         for key, name, parameter in self._parameters():
             gradient = gradient_of(parameter)
             if gradient is None or key in self._taken:
                 continue
-            if key in mine or key not in others:
+            if key in own or key not in others:
                 self._taken.add(key)
                 if not self.add_gradient(name, gradient):
                     return

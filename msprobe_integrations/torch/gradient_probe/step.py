@@ -143,7 +143,7 @@ def pack_signs(data: torch.Tensor, out: torch.Tensor) -> None:
         data: floating point, any shape and strides, n elements.
         out: [ceil(n / 4)] uint8, contiguous, on the same device.
     """
-    for at, piece in _pieces(data):
+    for start, piece in _pieces(data):
         piece = piece if piece.dtype in _COMPARABLE else piece.float()
         codes = (piece > 0).view(torch.uint8)
         codes.add_((piece < 0).view(torch.uint8), alpha=2)
@@ -151,8 +151,8 @@ def pack_signs(data: torch.Tensor, out: torch.Tensor) -> None:
         if codes.numel() % 4:
             codes = torch.nn.functional.pad(codes, (0, -codes.numel() % 4))
         four = codes.view(torch.int32)  # 000000dd 000000cc 000000bb 000000aa, and ddccbbaa in the last byte at the end
-        two = four | (four >> 6)
-        out[at // 4 : at // 4 + four.numel()].copy_((two | (two >> 12)) & 0xFF)
+        pairs = four | (four >> 6)
+        out[start // 4 : start // 4 + four.numel()].copy_((pairs | (pairs >> 12)) & 0xFF)
 
 
 def count_below(data: torch.Tensor, bounds: Sequence[float], out: torch.Tensor) -> None:

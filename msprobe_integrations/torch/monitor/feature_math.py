@@ -52,22 +52,22 @@ def attention(q: torch.Tensor, k: torch.Tensor, layout: str) -> tuple[torch.Tens
     entropy = torch.zeros((), dtype=wide, device=q.device)
     largest = torch.zeros_like(entropy)
     first_key = keys - rows
-    for b in range(batches):
+    for batch in range(batches):
         for h in range(0, heads, per_time):
-            some = q[b, h : h + per_time]
+            some = q[batch, h : h + per_time]
             group = torch.arange(h, h + some.shape[0], device=q.device) // share
             for i in range(0, rows, block):
                 last = min(i + block, rows)
                 seen = max(1, min(keys, last + first_key))  # the keys behind are masked for all rows of the block
                 asked, each = some[:, i:last].to(dtype), max(1, budget // (some.shape[0] * d))
                 parts = [
-                    torch.matmul(asked, k[b, :, at : min(at + each, seen)].index_select(0, group).to(dtype).transpose(1, 2))
-                    for at in range(0, seen, each)
+                    torch.matmul(asked, k[batch, :, start : min(start + each, seen)].index_select(0, group).to(dtype).transpose(1, 2))
+                    for start in range(0, seen, each)
                 ]
                 weights = (parts[0] if len(parts) == 1 else torch.cat(parts, -1)).div_(d**0.5)
                 del parts
-                here = torch.arange(i + first_key, last + first_key, device=q.device)[:, None]
-                weights.masked_fill_(torch.arange(seen, device=q.device) > here, _MASKED)
+                own_positions = torch.arange(i + first_key, last + first_key, device=q.device)[:, None]
+                weights.masked_fill_(torch.arange(seen, device=q.device) > own_positions, _MASKED)
                 weights.sub_(weights.amax(-1, keepdim=True))
                 share_of = weights.exp()
                 total = share_of.sum(-1)
@@ -170,8 +170,8 @@ def similarity(weight: torch.Tensor) -> torch.Tensor:
     if n < 2:
         return itself
     each = max(1, _budget(weight) // max(1, length))
-    for at in range(0, n, each):
-        unit = vectors[at : at + each].to(wide)
+    for start in range(0, n, each):
+        unit = vectors[start : start + each].to(wide)
         unit = unit / torch.linalg.vector_norm(unit, dim=1, keepdim=True).clamp_min(1e-12)
         total, itself = total + unit.sum(0), itself + unit.square().sum()
     # the sum over all pairs, without the matrix of them: |sum of all|^2 has every pair twice, and each with itself

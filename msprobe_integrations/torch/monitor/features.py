@@ -101,7 +101,7 @@ class LayerFeatures:
         return True
 
     def _attention(self, named: Named, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:
-        tensors = [a for a in args if isinstance(a, torch.Tensor)]
+        tensors = [argument for argument in args if isinstance(argument, torch.Tensor)]
         tensors += [
             kwargs[key] for key in ("query", "query_layer", "q", "key", "key_layer", "k") if isinstance(kwargs.get(key), torch.Tensor)
         ]
@@ -134,8 +134,8 @@ class LayerFeatures:
             iterations = -(-iterations // _WARM)
         norm, self._vectors[key] = feature_math.spectral_norm(weight, start, iterations)
         ratio = torch.linalg.vector_norm(weight.detach(), dtype=torch.float64 if weight.device.type == "cpu" else torch.float32) / norm
-        found = {"sr": ratio, "kernel_norm": norm, "stable_rank": ratio.square()}
-        self._add_samples("linear_hook", named, found, scope=_scope(parameter))
+        numbers = {"sr": ratio, "kernel_norm": norm, "stable_rank": ratio.square()}
+        self._add_samples("linear_hook", named, numbers, scope=_scope(parameter))
 
     def _router_weight(self, named: Named, _args: Any, _kwargs: Any) -> None:
         if not self._once("moe_router_weight_hook", named):
@@ -154,11 +154,11 @@ class LayerFeatures:
             raise UsageError(f"router feature of {named.name}: the module returns no logits (a float tensor [tokens, experts])")
         tokens = logits.numel() // logits.shape[-1]
         said = next((t for t in tensors if t.dtype == torch.bool and t.numel() == logits.numel() and t.shape[-1] == logits.shape[-1]), None)
-        found = {"per_token_expert_entropy": feature_math.token_entropy(logits)}
+        numbers = {"per_token_expert_entropy": feature_math.token_entropy(logits)}
         if tokens:
             loads = feature_math.expert_load(logits, self._top(named), said)
-            found |= dict(zip(("load_min_ratio", "load_max_ratio", "dead_experts"), loads))
-        self._add_samples("moe_router_logit_hook", named, found, micro_step=self._side.micro_step(named.chunk))
+            numbers |= dict(zip(("load_min_ratio", "load_max_ratio", "dead_experts"), loads))
+        self._add_samples("moe_router_logit_hook", named, numbers, micro_step=self._side.micro_step(named.chunk))
 
     def _top(self, named: Named) -> int:
         """Experts per token: from the router, the module around it, or their configurations; 1 when nobody says."""

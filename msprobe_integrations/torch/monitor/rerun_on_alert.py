@@ -71,13 +71,13 @@ class _Votes(StepExchange):
             RuntimeError: there is no agreement any more.
         """
         self._steps += 1
-        mine = _Vote(self._steps, vote)
-        self.submit(mine)
-        while mine.highest is None:
-            if self.failed or mine.apart or self.silent_for(PATIENCE):
-                raise RuntimeError(f"not all ranks use attempts any more ({self.failed or mine.apart or 'one does not answer'})")
+        own = _Vote(self._steps, vote)
+        self.submit(own)
+        while own.highest is None:
+            if self.failed or own.apart or self.silent_for(PATIENCE):
+                raise RuntimeError(f"not all ranks use attempts any more ({self.failed or own.apart or 'one does not answer'})")
             time.sleep(0.0002)
-        return mine.highest
+        return own.highest
 
     def _make_lanes(self) -> list[Lane]:
         return [Lane(self._shape, np.maximum)]
@@ -153,17 +153,17 @@ class RerunOnAlert:
         with probe.guard(_PART):
             if second is not None:
                 second.begin()
-        done = False
+        finished = False
         try:
             yield 1
-            done = True
+            finished = True
         finally:
             with probe.guard(_PART), torch.no_grad(), no_torch_function():
                 same = _same(probe.backend.random_state(), ended)
-                if done and ended is not None:
+                if finished and ended is not None:
                     probe.backend.set_random_state(ended)
                 if second is not None:
-                    verdict = second.end(done, {"random_equal": same}, self._gradients())
+                    verdict = second.end(finished, {"random_equal": same}, self._gradients())
                     _log.warning("step %d ran twice: %s", probe.step, verdict)
                 else:
                     probe.scheduler.resume()
@@ -235,14 +235,18 @@ class _State:
             owner[name] = tensor
 
 
-def _same(a: Any, b: Any) -> bool:
+def _same(first: Any, second: Any) -> bool:
     """Equal random states?"""
-    if isinstance(a, torch.Tensor):
-        return isinstance(b, torch.Tensor) and torch.equal(a, b)
-    if isinstance(a, np.ndarray):
-        return bool(np.array_equal(a, b))
-    if isinstance(a, dict):
-        return isinstance(b, dict) and a.keys() == b.keys() and all(_same(a[k], b[k]) for k in a)
-    if isinstance(a, (list, tuple)):
-        return isinstance(b, (list, tuple)) and len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
-    return bool(a == b)
+    if isinstance(first, torch.Tensor):
+        return isinstance(second, torch.Tensor) and torch.equal(first, second)
+    if isinstance(first, np.ndarray):
+        return bool(np.array_equal(first, second))
+    if isinstance(first, dict):
+        return isinstance(second, dict) and first.keys() == second.keys() and all(_same(first[k], second[k]) for k in first)
+    if isinstance(first, (list, tuple)):
+        return (
+            isinstance(second, (list, tuple))
+            and len(first) == len(second)
+            and all(_same(first_item, second_item) for first_item, second_item in zip(first, second))
+        )
+    return bool(first == second)

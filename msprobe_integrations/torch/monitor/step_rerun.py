@@ -117,17 +117,17 @@ class StepRerun:
             lost=seen.lost,
         )
         frame = redaction.hide_frame(frame)
-        found = self._judge.compare(self._first, frame, fired=self._fired)
+        comparison = self._judge.compare(self._first, frame, fired=self._fired)
         machine = (facts or {}).get("machine")
-        if machine == "transient" or (machine == "reproduced" and found["verdict"] not in ("reproduced", "differs")):
-            found["verdict"] = machine
+        if machine == "transient" or (machine == "reproduced" and comparison["verdict"] not in ("reproduced", "differs")):
+            comparison["verdict"] = machine
         if not complete:
-            found["verdict"] = "interrupted"
-        found |= {"step": probe.step, "level": level, **{k: v for k, v in (facts or {}).items() if k != "scalars"}}
+            comparison["verdict"] = "interrupted"
+        comparison |= {"step": probe.step, "level": level, **{k: v for k, v in (facts or {}).items() if k != "scalars"}}
         if self._sink is not None and self._directory is not None:
             crash_safe.log(self._sink, frame)
-            self._write(self._sink, self._directory, frame, found)
-        return str(found["verdict"])
+            self._write(self._sink, self._directory, frame, comparison)
+        return str(comparison["verdict"])
 
     def _write(self, sink: DumpSink, directory: Path, frame: Frame, facts: dict[str, Any]) -> None:
         faults, rank = self._probe.faults, frame.rank

@@ -144,12 +144,12 @@ class TensorWatch:
                 self._fail(error)
 
         def record_inputs(args: tuple[Any, ...], kwargs: dict[str, Any], again: bool) -> None:
-            found = inputs_of(args, kwargs)
-            names = [input_names[end] for end, _ in found]
+            tensors = inputs_of(args, kwargs)
+            names = [input_names[end] for end, _ in tensors]
             micro_step = side.micro_step(chunk)
             if forward and not again:
-                take(chunk, micro_step, names, found)
-            edges = [edge(tensor) for _, tensor in found] if backward and _grad_enabled() else []
+                take(chunk, micro_step, names, tensors)
+            edges = [edge(tensor) for _, tensor in tensors] if backward and _grad_enabled() else []
             started.append((names, edges, micro_step, sequence_number()))
 
         def post(_module: Any, _args: Any, _kwargs: Any, result: Any) -> None:
@@ -171,17 +171,17 @@ class TensorWatch:
         def record_outputs(result: Any) -> None:
             names, edges, micro_step, since = started.pop()
             again = _graph_task() != -1
-            found = outputs_of(result)
-            ends = [output_names[end] for end, _ in found]
+            tensors = outputs_of(result)
+            ends = [output_names[end] for end, _ in tensors]
             if forward and not again:
-                take(chunk, micro_step, ends, found)
+                take(chunk, micro_step, ends, tensors)
             if backward:
                 if not _grad_enabled():
                     without.append(micro_step)
                     return
                 if again and without:
                     micro_step = without.popleft()
-                self._watch_gradients(chunk, micro_step, names, edges, ends, found, since)
+                self._watch_gradients(chunk, micro_step, names, edges, ends, tensors, since)
 
         return pre, post
 

@@ -78,20 +78,20 @@ class LogProbMonitor:
         """
         if not self._faults.is_enabled(_PART):
             return None
-        found = arrays = None
+        mismatch = arrays = None
         with self._faults.guard(_PART):
             arrays = [_array(value) for value in (rollout, trainer, mask, tokens)]
         if arrays is None:
             return None
         batch = Batch.of(*arrays)
         with self._faults.guard(_PART):
-            found = measure(batch, self._clip)
-            self.cause = cause_of(found, first=not self._updated or self._shifted)
+            mismatch = measure(batch, self._clip)
+            self.cause = cause_of(mismatch, first=not self._updated or self._shifted)
             self._shifted |= not self._updated and self.cause.name == SHIFT
             if self._tables is None:
                 distributed = torch.distributed.is_available() and torch.distributed.is_initialized()
                 self._tables = Tables(self._directory, torch.distributed.get_rank() if distributed else 0)
-            self._tables.add(self.step_count, self._batch, batch, found, self.cause, self._worst, self._buckets)
+            self._tables.add(self.step_count, self._batch, batch, mismatch, self.cause, self._worst, self._buckets)
             self._batch += 1
             if self.cause.name not in FINE and self.cause.name not in self._said:
                 self._said.add(self.cause.name)
@@ -99,7 +99,7 @@ class LogProbMonitor:
                 log.warning(
                     f"log probabilities of rollout and trainer, step {self.step_count}: {self.cause.name}: {self.cause.evidence} ({where})"
                 )
-        return found
+        return mismatch
 
     def step(self) -> None:
         """The weights were updated: what comes now belongs to the next step."""

@@ -66,9 +66,9 @@ def find_source(probe: Probe, models: Sequence[nn.Module], optimizer: Any) -> Pa
     for root in roots:
         finders = [importlib.import_module(OURS[root]).find] if root in OURS else []
         for find in [*finders, *(entry.load() for entry in _load_entry_points() if entry.name == root)]:
-            found: ParameterSource | None = find(probe, models, optimizer)
-            if found is not None:
-                return found
+            source: ParameterSource | None = find(probe, models, optimizer)
+            if source is not None:
+                return source
     if optimizer is None:
         return None
     if any(type(module).__name__ == "FullyShardedDataParallel" for model in models for module in model.modules()):

@@ -89,7 +89,7 @@ class UnshardedGradients:
         return following(fsdp_params, unsharded_grads, *args, **kwargs)
 
     def _post_backward(self, following: Any, group: Any, *args: Any, **kwargs: Any) -> Any:
-        found: list[tuple[Any, Piece]] = []
+        sharded: list[tuple[Any, Piece]] = []
         if (watch := self._watch) is not None and watch.active:
             with watch.guard("monitor.micro_batch_gradients"):
                 for fsdp_param in group.fsdp_params:
@@ -97,11 +97,11 @@ class UnshardedGradients:
                     gradient = _gradient(fsdp_param)
                     if piece is None or gradient is None:
                         continue
-                    found.append((fsdp_param, piece))
+                    sharded.append((fsdp_param, piece))
                     # without a reduction, and with one dtype, autograd adds to what is there: no gradient of this micro batch exists
                     watch.micro_gradient(piece, gradient, ACCUMULATED if piece in self._kept else LOCAL)
         result = following(group, *args, **kwargs)
-        for fsdp_param, piece in found:
+        for fsdp_param, piece in sharded:
             if _gradient(fsdp_param) is None:
                 self._kept.discard(piece)
             else:

@@ -156,13 +156,13 @@ class FlatSource(PlainSource):
         if not state and not place.elements:  # the other ranks have these
             other = next((parameter for parameter, held in self._optimizer.state.items() if held), piece.parameter)
             return {name: tensor.detach().reshape(-1)[:0] for name, tensor in numbers_of(self._optimizer, other).items() if tensor.dim()}
-        found: dict[str, torch.Tensor] = {}
+        states: dict[str, torch.Tensor] = {}
         for name, tensor in state.items():
             if tensor.shape == piece.parameter.shape:
                 part = self._reshape_piece(piece, tensor.detach() if flat._params is not None else place.own(tensor))
                 if part is not None:
-                    found[name] = part
-        return found
+                    states[name] = part
+        return states
 
     def hyper(self, piece: Piece) -> Mapping[str, Any]:
         """As in `PlainSource`; where this rank has nothing of the parameter its updates are those of the others."""
@@ -198,11 +198,11 @@ class FlatSource(PlainSource):
 
     def open(self) -> None:
         """Look at flat gradients before they are reduced."""
-        mine, self.pieces = self.pieces, [piece for piece in self.pieces if piece not in self._at]
+        known, self.pieces = self.pieces, [piece for piece in self.pieces if piece not in self._at]
         try:
             super().open()
         finally:
-            self.pieces = mine
+            self.pieces = known
         self._reductions.clear()
         if self._monitor.micro_batch_gradients:
             warn_once("FSDP1 micro batches", "monitor.micro_batch_gradients: not seen under FSDP1, only before each reduction")
@@ -239,12 +239,12 @@ class FlatSource(PlainSource):
 
     def _clip(self, following: Callable[..., Any], module: Any, *args: Any, **kwargs: Any) -> Any:
         watch = self._watch
-        mine = watch is not None and any(place.state is module for place in self._at.values())
-        if watch is not None and mine and watch.active:
+        is_own = watch is not None and any(place.state is module for place in self._at.values())
+        if watch is not None and is_own and watch.active:
             with watch.guard("gradient phases"):
                 watch.change_to(CLIPPED)
         result = following(module, *args, **kwargs)
-        if watch is not None and mine:
+        if watch is not None and is_own:
             with watch.guard("gradient phases"):
                 watch.scalar("grad_norm", result)
         return result

@@ -20,17 +20,17 @@ def numbers_of(optimizer: Any, parameter: torch.Tensor) -> dict[str, torch.Tenso
     """
     state: Mapping[str, Any] = optimizer.state.get(parameter) or {}
     unscaled = optional(optimizer, "get_unscaled_state", because="only Transformer Engine's optimizers scale their states")
-    found: dict[str, torch.Tensor] = {}
+    states: dict[str, torch.Tensor] = {}
     for name, tensor in state.items():
         if not isinstance(tensor, torch.Tensor) or name == "step":
             continue
         if not (tensor.is_floating_point() or tensor.is_complex()):
             kind, owner = str(tensor.dtype).removeprefix("torch."), type(optimizer).__name__
-            what = f"state {one_line(str(name))} of {owner} holds {kind}: codes, not values"
-            warn_once(f"codes of {owner}.{name}", f"parameter monitor: {what}; it is left out, with the updates that need it")
+            problem = f"state {one_line(str(name))} of {owner} holds {kind}: codes, not values"
+            warn_once(f"codes of {owner}.{name}", f"parameter monitor: {problem}; it is left out, with the updates that need it")
             continue
-        found[name] = unscaled(parameter, name) if unscaled is not None and tensor.dtype == torch.float16 else tensor
-    return found
+        states[name] = unscaled(parameter, name) if unscaled is not None and tensor.dtype == torch.float16 else tensor
+    return states
 
 
 def updates_done(optimizers: Sequence[Any]) -> int:

@@ -38,7 +38,7 @@ def layout() -> dict[str, dict[str, int]]:
             return {}
     except MissingNameError:
         return {}
-    found: dict[str, dict[str, int]] = {"rank": {}, "size": {}}
+    places: dict[str, dict[str, int]] = {"rank": {}, "size": {}}
     for axis, name in _AXES.items():
         for key, word in (("rank", "rank"), ("size", "world_size")):
             if (axis, key) == ("vpp", "rank"):
@@ -48,8 +48,8 @@ def layout() -> dict[str, dict[str, int]]:
             except (AttributeError, AssertionError, RuntimeError, TypeError):  # not in this version, or the group was not made
                 continue
             if isinstance(value, int):
-                found[key][axis] = value
-    return found
+                places[key][axis] = value
+    return places
 
 
 def parameters(infos: Iterable[ModuleInfo]) -> list[dict[str, Any]]:
@@ -65,19 +65,19 @@ def parameters(infos: Iterable[ModuleInfo]) -> list[dict[str, Any]]:
 
 
 def _marks(parameter: Any) -> tuple[tuple[str, Any], ...]:
-    found: list[tuple[str, Any]] = []
+    marks: list[tuple[str, Any]] = []
     if getattr(parameter, "tensor_model_parallel", False) is True:
         with suppress(MissingNameError):
             values = (
                 ("partition_dim", need(parameter, "partition_dim", for_="the dimension that tensor parallelism cuts, in dump.json"), -1),
                 ("partition_stride", optional(parameter, "partition_stride", because="one piece a rank"), 1),
             )
-            found += [(key, value if isinstance(value, int) else default) for key, value, default in values]
+            marks += [(key, value if isinstance(value, int) else default) for key, value, default in values]
     if getattr(parameter, "sequence_parallel", False) is True:
-        found.append(("sequence_parallel", True))
+        marks.append(("sequence_parallel", True))
     if getattr(parameter, "allreduce", True) is False:
-        found.append(("expert", True))
-    return tuple(found)
+        marks.append(("expert", True))
+    return tuple(marks)
 
 
 def describe_parallel(infos: Iterable[ModuleInfo]) -> dict[str, Any]:

@@ -263,8 +263,8 @@ class PlainSource:
                     roots = [root for ref in self._roots if (root := ref()) is not None]
                     if roots and not any(root.training for root in roots):
                         watch.scalar(EVALUATION_MODE, 1.0)
-                    if done := updates_done([self._optimizer]):
-                        watch.scalar(UPDATES_MADE, float(done))
+                    if updates := updates_done([self._optimizer]):
+                        watch.scalar(UPDATES_MADE, float(updates))
         try:
             return self._at_update(watch, args, kwargs)
         except Exception as error:

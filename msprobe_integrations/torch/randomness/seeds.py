@@ -179,7 +179,8 @@ def _recurrent(original: Any) -> Any:
     def recurrent(*args: Any, **kwargs: Any) -> Any:
         # the dropout between layers is the only float among the arguments; its place differs for packed sequences
         return original(
-            *(0.0 if isinstance(a, float) else a for a in args), **{**kwargs, **({"dropout": 0.0} if "dropout" in kwargs else {})}
+            *(0.0 if isinstance(argument, float) else argument for argument in args),
+            **{**kwargs, **({"dropout": 0.0} if "dropout" in kwargs else {})},
         )
 
     return recurrent

@@ -145,12 +145,12 @@ class Channel(StepExchange):
             if len(differing):
                 super().submit(_Who(item, self._place, differing))
             return
-        found = [Difference(int(place)) for place in item.differing]
+        differences = [Difference(int(place)) for place in item.differing]
         if self.leader:
             digests, known = np.split(self._table[:, 1:], 2, axis=1)  # [ranks, asked] each
-            for i, difference in enumerate(found[: digests.shape[1]]):
-                found[i] = Difference(difference.place, digests[:, i], known[:, i] != 0)
-        item.check.differences = found
+            for i, difference in enumerate(differences[: digests.shape[1]]):
+                differences[i] = Difference(difference.place, digests[:, i], known[:, i] != 0)
+        item.check.differences = differences
 
     def _leave_apart(self, item: _Check | _Who, why: str, /) -> None:
         if isinstance(item, _Who):  # that they differ is known

@@ -24,10 +24,10 @@ _CACHES: dict[str, tuple[str, ...]] = {
 
 def opened(value: Any) -> dict[str, Any] | None:
     """The members of an object by name; None when it is not one of those that are opened. May raise what the object's code raises."""
-    found = _common.opened(value)
+    parts = _common.opened(value)
     kind = type(value)
-    if found is not None or issubclass(kind, tuple):
-        return found
+    if parts is not None or issubclass(kind, tuple):
+        return parts
     attributes = _CACHES.get(kind.__module__)
     if attributes is not None:
         return {name: vars(value)[name] for name in attributes if name in vars(value)}

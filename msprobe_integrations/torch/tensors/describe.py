@@ -46,10 +46,10 @@ _SPARSE = (torch.sparse_coo, torch.sparse_csr, torch.sparse_csc, torch.sparse_bs
 def describe(tensor: Tensor) -> TensorDescription:
     """The description of a tensor; equal descriptions are the same object. Never reads data, never waits, never raises."""
     try:
-        found = _fast.get((type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device))
-        if found is not None:
+        known = _fast.get((type(tensor), tensor.dtype, tensor.shape, tensor.requires_grad, tensor.device))
+        if known is not None:
             tensor.data_ptr()  # raises for sparse tensors and functorch wrappers, which look plain otherwise
-            return found
+            return known
     except Exception as error:
         raise_of_training(error)
     cls = type(tensor)

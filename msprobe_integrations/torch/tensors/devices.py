@@ -17,9 +17,9 @@ def kinds() -> tuple[str, ...]:
 def modules() -> list[tuple[str, Any]]:
     """Kinds with their modules (`torch.cuda` and its like), each device once: torch_npu's `transfer_to_npu` puts the functions of
     ``torch.npu`` into ``torch.cuda``, which then speaks of the NPU."""
-    found = [(kind, module) for kind in kinds() if (module := getattr(torch, kind, None)) is not None]
-    own = [vars(module).get("is_initialized") for _, module in found]
-    return [one for at, one in enumerate(found) if own[at] is None or own[at] not in own[at + 1 :]]
+    loaded = [(kind, module) for kind in kinds() if (module := getattr(torch, kind, None)) is not None]
+    own = [vars(module).get("is_initialized") for _, module in loaded]
+    return [entry for position, entry in enumerate(loaded) if own[position] is None or own[position] not in own[position + 1 :]]
 
 
 def in_use() -> list[tuple[str, Any]]:

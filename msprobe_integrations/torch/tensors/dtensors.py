@@ -48,7 +48,7 @@ def local_of(tensor: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tens
     inner = local(tensor)
     if tensor.placements == parameter.placements:  # type: ignore[attr-defined]
         return inner
-    return _part(inner, parameter) if all(one.is_replicate() for one in tensor.placements) else None  # type: ignore[attr-defined]
+    return _part(inner, parameter) if all(placement.is_replicate() for placement in tensor.placements) else None  # type: ignore[attr-defined]
 
 
 def _part(whole: torch.Tensor, parameter: Any) -> torch.Tensor | None:
@@ -100,11 +100,11 @@ def make_piece(name: str, tensor: Any, chunk: int, facts: Mapping[str, Any], exc
     ranks = sharers(tensor)
     summed = any(tensor.placements[i].is_partial() for i in divided)  # parts of a sum: no row of theirs is one of the whole
     exchange = exchanges.of(ranks) if exchanges is not None and ranks and not summed else None
-    here = local(tensor).numel()
+    numel = local(tensor).numel()
     lo = _flat_start(tensor, divided)
     if lo is None:
-        return Piece(name, tensor, chunk, 0, here, shared, exchange, positions=False)
-    return Piece(name, tensor, chunk, lo, lo + here, shared, exchange)
+        return Piece(name, tensor, chunk, 0, numel, shared, exchange, positions=False)
+    return Piece(name, tensor, chunk, lo, lo + numel, shared, exchange)
 
 
 def _flat_start(tensor: Any, divided: Sequence[int]) -> int | None:

@@ -46,25 +46,25 @@ def scales(tensor: Any) -> Tensor | None:
     """The inverse scales of a quantized tensor, as a view of what it holds: of rows, without what only fills their memory up. None where
     it has none, or in an order that is not known."""
     tensor = local(tensor)
-    found = getattr(tensor, "_scale_inv", None)
-    if isinstance(found, Tensor):
-        return found
-    found = getattr(tensor, "_rowwise_scale_inv", None)
-    if not isinstance(found, Tensor) or found.dim() != 2 or not tensor.numel() or getattr(tensor, "_with_gemm_swizzled_scales", False):
+    inverse = getattr(tensor, "_scale_inv", None)
+    if isinstance(inverse, Tensor):
+        return inverse
+    inverse = getattr(tensor, "_rowwise_scale_inv", None)
+    if not isinstance(inverse, Tensor) or inverse.dim() != 2 or not tensor.numel() or getattr(tensor, "_with_gemm_swizzled_scales", False):
         return None
     width = tensor.shape[-1]
     height = tensor.numel() // width
-    if found.dtype == torch.uint8:  # one byte per scale: a power of two, or e4m3
+    if inverse.dtype == torch.uint8:  # one byte per scale: a power of two, or e4m3
         fp4 = hasattr(tensor, "_fp4_dtype")
         kind = torch.float8_e4m3fn if fp4 else getattr(torch, "float8_e8m0fnu", None)
         if kind is None:
             return None
-        found, used = found.view(kind), (height, math.ceil(width / (_NV if fp4 else _MX)))
+        inverse, used = inverse.view(kind), (height, math.ceil(width / (_NV if fp4 else _MX)))
     else:
         square = getattr(tensor, "_is_2D_scaled", None)
         high, wide = math.ceil(height / _BLOCKWISE), math.ceil(width / _BLOCKWISE)
-        used = (found.shape[0], found.shape[1]) if square is None else (high, wide) if square else (wide, height)
-    return found[: used[0], : used[1]] if used[0] <= found.shape[0] and used[1] <= found.shape[1] else None
+        used = (inverse.shape[0], inverse.shape[1]) if square is None else (high, wide) if square else (wide, height)
+    return inverse[: used[0], : used[1]] if used[0] <= inverse.shape[0] and used[1] <= inverse.shape[1] else None
 
 
 def blocks_of(tensor: Any) -> int:

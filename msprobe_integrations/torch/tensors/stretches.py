@@ -33,4 +33,4 @@ def stretch(tensor: torch.Tensor, start: int, stop: int) -> torch.Tensor:
     if start == first * inner and stop == last * inner:
         return tensor[first:last].contiguous().view(-1)
     cuts = [start, *range((first + 1) * inner, last * inner, max(1, last - first - 2) * inner), stop]
-    return torch.cat([stretch(tensor, a, b) for a, b in pairwise(cuts)])
+    return torch.cat([stretch(tensor, begin, end) for begin, end in pairwise(cuts)])

@@ -129,10 +129,10 @@ class UninitializedMemory:
         """Is the memory of `tensor` still without values? Never raises."""
         try:
             key = _storage(tensor)
-            found = self.known.get(key)
-            if found is None:
+            memory = self.known.get(key)
+            if memory is None:
                 return False
-            for reference, version in list(found.witnesses):
+            for reference, version in list(memory.witnesses):
                 witness = reference()
                 if witness is None or witness._version != version or _storage(witness) != key:  # the last: ``.data = ...``
                     self.known.pop(key, None)

@@ -96,8 +96,8 @@ class LoopObserver:
         with self.safely("setting up"):
             if self._broken:
                 return
-            found = list(models) if isinstance(models, Sequence) else [models]
-            same = bool(self.models) and len(found) == len(self.models) and all(a is b for a, b in zip(found, self.models))
+            given = list(models) if isinstance(models, Sequence) else [models]
+            same = bool(self.models) and len(given) == len(self.models) and all(model is known for model, known in zip(given, self.models))
             if same and (optimizer is None or optimizer is self.optimizer):
                 return
             self._let_go()
@@ -110,12 +110,12 @@ class LoopObserver:
                 if self.settings.sinks.tracker.enabled:
                     trackers_end.register(self.end_finished_step)
                 signal_shutdown.at_signal(self.close, self.settings.exit_patience)
-            self.models, self.optimizer = found, optimizer
+            self.models, self.optimizer = given, optimizer
             self.attach(probe)
             if self.settings.grad_probe is not None:
                 if self._gradients is None:
                     self._gradients = LoopGradients(self.settings)
-                self._gradients.watch_training(found, optimizer)
+                self._gradients.watch_training(given, optimizer)
 
     # steps
 
@@ -286,8 +286,10 @@ class LoopGradients:
             probe.forget()
             modules = [model for model in models if isinstance(model, nn.Module)]
             optimizers = list(optimizer) if isinstance(optimizer, (list, tuple)) else [] if optimizer is None else [optimizer]
-            inner = [one if isinstance(one, Optimizer) or _of_a_framework(one) else getattr(one, "optimizer", one) for one in optimizers]
-            if optimizers and all(isinstance(one, Optimizer) for one in inner):
+            inner = [
+                each if isinstance(each, Optimizer) or _of_a_framework(each) else getattr(each, "optimizer", each) for each in optimizers
+            ]
+            if optimizers and all(isinstance(each, Optimizer) for each in inner):
                 modules = [unwrap_model(module) for module in modules]  # names without wrappers; others need what wraps them
                 optimizers = inner
             if modules:

@@ -56,9 +56,9 @@ class Arguments(RecordedArguments):
         if kind == "torch.Size" and isinstance(value, Sequence):
             return torch.Size(value)
         if kind in ("torch.dtype", "torch.memory_format", "torch.layout"):
-            found = getattr(torch, str(item.get("format", value)).removeprefix("torch."), None)
-            if isinstance(found, (torch.dtype, torch.memory_format, torch.layout)):
-                return found
+            constant = getattr(torch, str(item.get("format", value)).removeprefix("torch."), None)
+            if isinstance(constant, (torch.dtype, torch.memory_format, torch.layout)):
+                return constant
         if kind == "torch.layout" and value is None:  # dumps do not say which; results that are sparse are not compared
             return torch.strided
         if kind == "torch.device":

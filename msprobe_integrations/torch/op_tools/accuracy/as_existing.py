@@ -132,11 +132,14 @@ class CheckerAsExisting:
             raised.pop(torch.float32, None)
         attached = api in _ATTACHED
         bench = _copies(args, needs, lambda t: t.to(raised.get(t.dtype, t.dtype)), attached), _plain(kwargs, raised)
-        there = _copies(args, needs, lambda t: t.to(self._device), attached), _mapped(kwargs, lambda t: t.detach().clone().to(self._device))
+        device = (
+            _copies(args, needs, lambda t: t.to(self._device), attached),
+            _mapped(kwargs, lambda t: t.detach().clone().to(self._device)),
+        )
         if kwargs.get("device") is not None:
-            there[1]["device"] = self._device
+            device[1]["device"] = self._device
             bench[1].pop("device")
-        return _Sides(bench, there, autocast if region else None)
+        return _Sides(bench, device, autocast if region else None)
 
 
 def _run_operator(function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
@@ -203,24 +206,27 @@ def _result(
     name: str, api: str, bench: Any, device: Any, grads: tuple[list[Any], list[Any]], reason: str, version: str, quantized: bool
 ) -> CallResult:
     dropout = "dropout" in name
-    forward, first = (
+    forward, forward_results = (
         (_zeros(bench, device), []) if dropout else _compare_results(api, f"{name}.forward.output", bench, device, version, quantized)
     )
-    backward, second = NOT_RUN, list[TensorResult]()
+    backward, backward_results = NOT_RUN, list[TensorResult]()
     if reason:
-        backward, second = SKIP, [TensorResult(f"{name}.backward.output.0", (), "", "", status=SKIP, message=reason, old_status=SKIP)]
+        backward, backward_results = (
+            SKIP,
+            [TensorResult(f"{name}.backward.output.0", (), "", "", status=SKIP, message=reason, old_status=SKIP)],
+        )
     elif grads[0] and grads[1]:
         if dropout:
             backward = _zeros(grads[0][0], grads[1][0])
         else:
-            backward, second = _compare_results(api, f"{name}.backward.output", *grads, version, quantized)
-    return CallResult(name, forward, backward, reason, (*first, *second))
+            backward, backward_results = _compare_results(api, f"{name}.backward.output", *grads, version, quantized)
+    return CallResult(name, forward, backward, reason, (*forward_results, *backward_results))
 
 
 def _compare_results(api: str, prefix: str, bench: Any, device: Any, version: str, quantized: bool) -> tuple[str, list[TensorResult]]:
     """Status of a direction, the last one that is no pass, and the rows."""
     pairs = list(zip(bench, device)) if isinstance(bench, (list, tuple)) else [(bench, device)]
-    rows = [_row(api, f"{prefix}.{n}", b, d, version, quantized) for n, (b, d) in enumerate(pairs)]
+    rows = [_row(api, f"{prefix}.{n}", golden, target, version, quantized) for n, (golden, target) in enumerate(pairs)]
     status = PASS
     for row in rows:
         status = row.old_status if row.old_status in (ERROR, WARNING) else status
@@ -232,17 +238,17 @@ def _row(api: str, name: str, bench: Any, device: Any, version: str, quantized: 
         return TensorResult(name, (), "", "", status=SKIP, message="the bench has no result", old_status=SKIP)
     if isinstance(bench, (list, tuple, dict)):
         return TensorResult(name, (), "", "", status=ERROR, message="a result within a result is not compared", old_status=ERROR)
-    b, d = as_array(bench), as_array(device)
-    found = judge(api, name, b, d, _kind(bench), _kind(device))
-    metrics, status = found.metrics, found.old_status
+    golden, target = as_array(bench), as_array(device)
+    result = judge(api, name, golden, target, _kind(bench), _kind(device))
+    metrics, status = result.metrics, result.old_status
     if isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor):
-        b, d = convert_to_working_types(b, d, found.device_dtype)
-        metrics = metrics if comparable(b.dtype.name, d.dtype.name, version) else {}
-        status = old_status(b, d, found.device_dtype, metrics, version)
-        if quantized and "error_rate" in metrics and b.dtype.kind in "iu":
-            largest = float(np.abs(d - b).max())  # of unsigned types that wrap, too
+        golden, target = convert_to_working_types(golden, target, result.device_dtype)
+        metrics = metrics if comparable(golden.dtype.name, target.dtype.name, version) else {}
+        status = old_status(golden, target, result.device_dtype, metrics, version)
+        if quantized and "error_rate" in metrics and golden.dtype.kind in "iu":
+            largest = float(np.abs(target - golden).max())  # of unsigned types that wrap, too
             metrics, status = {"max_abs": largest}, PASS if largest <= 1 else ERROR
-    return replace(found, metrics=metrics, status=status, old_status=status, message="")
+    return replace(result, metrics=metrics, status=status, old_status=status, message="")
 
 
 def _zeros(bench: torch.Tensor, device: torch.Tensor) -> str:

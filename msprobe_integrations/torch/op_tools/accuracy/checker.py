@@ -171,7 +171,7 @@ def _build_recorded_outcome(prepared: Prepared, outputs: Any, gradients: Any) ->
 
 
 def _together(
-    tensors: Sequence[tuple[Place, torch.Tensor]], found: Mapping[Place, torch.Tensor | None]
+    tensors: Sequence[tuple[Place, torch.Tensor]], gradients: Mapping[Place, torch.Tensor | None]
 ) -> dict[Place, torch.Tensor | None]:
     """Recorded gradients where `execute.run` has them: those of one tensor at several places are one, at the first."""
     first: dict[object, Place] = {}
@@ -179,7 +179,7 @@ def _together(
     for place, tensor in tensors:
         memory = memory_of(tensor)
         where = place if memory is None else first.setdefault(memory, place)
-        gradient, before = found.get(place), made.get(where)
+        gradient, before = gradients.get(place), made.get(where)
         if gradient is not None:
             made[where] = gradient if before is None else before + gradient
     return made

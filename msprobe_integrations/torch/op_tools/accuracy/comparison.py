@@ -55,16 +55,16 @@ class Comparison:
         """What a dropout must give, from what the device has dropped."""
         call, drop = self._prepared.call, self._prepared.dropout
         assert drop is not None
-        x = call.args[0] if call.args else call.kwargs["input"]
-        wide = x.to(self._bench.outputs[0].dtype)
+        source = call.args[0] if call.args else call.kwargs["input"]
+        wide = source.to(self._bench.outputs[0].dtype)
         out = self._device.outputs[0].cpu()
         outputs = [compute_expected_output(drop, wide, out), *(value.cpu() for value in self._device.outputs[1:])]
         gradients: dict[Place, torch.Tensor | None] = {}
-        incoming = call.gradients[0] if call.gradients else torch.ones_like(x)
-        for place, found in self._device.gradients.items():
-            if found is not None and incoming is not None:
-                told = torch.where(x != 0, out, found.cpu())  # where 0 came in, the gradient tells
-                gradients[place] = compute_expected_output(drop, incoming.to(wide.dtype), told)
+        incoming = call.gradients[0] if call.gradients else torch.ones_like(source)
+        for place, gradient in self._device.gradients.items():
+            if gradient is not None and incoming is not None:
+                dropped = torch.where(source != 0, out, gradient.cpu())  # where 0 came in, the gradient tells
+                gradients[place] = compute_expected_output(drop, incoming.to(wide.dtype), dropped)
         return Outcome(outputs, {}, gradients, bench.outcome.problem)
 
     def result(self) -> tuple[CallResult, dict[str, Any]]:
@@ -98,19 +98,19 @@ class Comparison:
         count = len(device.outputs)
         if (count < len(bench.outputs) and (count or not self._given)) or (count > len(bench.outputs) and not some):
             problems.append(f"the bench has {len(bench.outputs)} outputs, the device {len(device.outputs)}")
-        for n, (b, d) in enumerate(zip(bench.outputs, device.outputs)):
-            data[f"forward.output.bench.{n}"], data[f"forward.output.device.{n}"] = _on_cpu(b), _on_cpu(d)
-            if b is None or (d is None and some) or isinstance(b, _ABOUT):
+        for n, (golden, target) in enumerate(zip(bench.outputs, device.outputs)):
+            data[f"forward.output.bench.{n}"], data[f"forward.output.device.{n}"] = _on_cpu(golden), _on_cpu(target)
+            if golden is None or (target is None and some) or isinstance(golden, _ABOUT):
                 continue
-            results.append(self._tensor(f"{name}.forward.output.{n}", b, d, partial(_output, n)))
+            results.append(self._tensor(f"{name}.forward.output.{n}", golden, target, partial(_output, n)))
         for place, tensor in bench.written.items():
-            found = device.written.get(place)
+            written = device.written.get(place)
             where = ".".join(map(str, place))
-            if found is None:
+            if written is None:
                 if not self._given:
                     problems.append(f"the bench writes to input {where}, the device does not")
                 continue
-            results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, found, partial(_get_written, place)))
+            results.append(self._tensor(f"{name}.forward.input.{where}.written", tensor, written, partial(_get_written, place)))
         return results, problems
 
     def _backward(self, data: dict[str, Any]) -> tuple[list[TensorResult], list[str], list[str]]:
@@ -123,19 +123,19 @@ class Comparison:
             return [], [*problems, "backward: equal values at other places, whose gradients go elsewhere"], []
         ran = not problems
         for n, place in enumerate(prepared.places):
-            b, d = bench.gradients.get(place), device.gradients.get(place)
-            if b is None and d is None:
+            golden, target = bench.gradients.get(place), device.gradients.get(place)
+            if golden is None and target is None:
                 continue
-            data[f"backward.output.bench.{n}"], data[f"backward.output.device.{n}"] = _on_cpu(b), _on_cpu(d)
-            if b is None or d is None:
-                one = d if b is None else b
-                assert one is not None
-                if ran and bool((one != 0).any()):
+            data[f"backward.output.bench.{n}"], data[f"backward.output.device.{n}"] = _on_cpu(golden), _on_cpu(target)
+            if golden is None or target is None:
+                present = target if golden is None else golden
+                assert present is not None
+                if ran and bool((present != 0).any()):
                     # a dump may lack some, and a formula may give one to what the operator takes for a constant
-                    told = lost if d is None and not self._given and place in prepared.needed else problems
-                    told.append(f"backward: only the {'device' if b is None else 'bench'} has a gradient for input {n}")
+                    notes = lost if target is None and not self._given and place in prepared.needed else problems
+                    notes.append(f"backward: only the {'device' if golden is None else 'bench'} has a gradient for input {n}")
                 continue
-            results.append(self._tensor(f"{prepared.name}.backward.output.{n}", b, d, partial(_gradient, place)))
+            results.append(self._tensor(f"{prepared.name}.backward.output.{n}", golden, target, partial(_gradient, place)))
         return results, problems, lost
 
     def _tensor(self, name: str, bench: Any, device: Any, part: Callable[[Outcome], Any]) -> TensorResult:
@@ -151,12 +151,12 @@ class Comparison:
             elif not self._has_room():
                 result = replace(result, message=f"{result.message}\nround-off inside the operator was not measured: too little memory")
         call = self._prepared.call
-        both = isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor)
-        if result.status == ERROR and both and ".forward." in name:
+        both_tensors = isinstance(bench, torch.Tensor) and isinstance(device, torch.Tensor)
+        if result.status == ERROR and both_tensors and ".forward." in name:
             inputs = [t for _, t in places_of([list(call.args), dict(call.kwargs)])]
             if _lost_in_squares(self._prepared.api, inputs, device.cpu(), bench.cpu()):
                 return replace(result, status=PASS, message="")
-        if result.status == ERROR and both and equally_right(self._prepared.api, call.args, call.kwargs, device.cpu(), bench.cpu()):
+        if result.status == ERROR and both_tensors and equally_right(self._prepared.api, call.args, call.kwargs, device.cpu(), bench.cpu()):
             self._tied = True
             return replace(result, status=PASS, message="")
         return result
@@ -205,16 +205,16 @@ def _gradient(place: Place, run: Outcome) -> Any:
 def _rounds_to(bench: Outcome, device: Outcome) -> bool:
     """Is everything that the device has just what the bench has, rounded? Then there is no error to be related to anything."""
 
-    def same(b: Any, d: Any) -> bool:
-        if not isinstance(b, torch.Tensor) or not isinstance(d, torch.Tensor) or b.shape != d.shape:
-            return b is d or not isinstance(b, torch.Tensor)
-        if d.dtype.itemsize == 1 or d.dtype is torch.complex32:  # not all of these can be compared
+    def same(golden: Any, target: Any) -> bool:
+        if not isinstance(golden, torch.Tensor) or not isinstance(target, torch.Tensor) or golden.shape != target.shape:
+            return golden is target or not isinstance(golden, torch.Tensor)
+        if target.dtype.itemsize == 1 or target.dtype is torch.complex32:  # not all of these can be compared
             return False
-        return bool(torch.equal(b.to("cpu", d.dtype), d.cpu()))
+        return bool(torch.equal(golden.to("cpu", target.dtype), target.cpu()))
 
     pairs = [*zip(bench.outputs, device.outputs), *((bench.written[p], device.written.get(p)) for p in bench.written)]
     pairs += [(g, device.gradients.get(p)) for p, g in bench.gradients.items()]
-    return all(same(b, d) for b, d in pairs)
+    return all(same(golden, target) for golden, target in pairs)
 
 
 def _on_cpu(value: Any) -> Any:

@@ -153,21 +153,21 @@ def _seed_random_state(seed: int, device: torch.device) -> Iterator[Callable[[],
     generator = torch.default_generator
     state = generator.get_state()
     module = None if device.type == "cpu" else getattr(torch, device.type, None)
-    there = module.get_rng_state(device) if module is not None and hasattr(module, "get_rng_state") else None
+    device_state = module.get_rng_state(device) if module is not None and hasattr(module, "get_rng_state") else None
     try:
         generator.manual_seed(seed)
-        if module is not None and there is not None:
+        if module is not None and device_state is not None:
             with module.device(device):
                 module.manual_seed(seed)
         readers: list[Callable[[], torch.Tensor]] = [generator.get_state]
-        if module is not None and there is not None:
+        if module is not None and device_state is not None:
             readers.append(partial(module.get_rng_state, device))
         states = [read() for read in readers]
         yield lambda: any(not torch.equal(before, read()) for before, read in zip(states, readers))
     finally:
         generator.set_state(state)
-        if module is not None and there is not None:
-            module.set_rng_state(there, device)
+        if module is not None and device_state is not None:
+            module.set_rng_state(device_state, device)
 
 
 class _Arguments:
@@ -255,10 +255,10 @@ def _backward(outputs: Sequence[Any], arguments: _Arguments, call: Call) -> tupl
     heads = [root for root, _ in pairs]
     given = [arguments.tensor(g).to(root.dtype) for root, g in pairs]
     try:
-        found = torch.autograd.grad(heads, list(arguments.leaves.values()), given, allow_unused=True)
+        gradients = torch.autograd.grad(heads, list(arguments.leaves.values()), given, allow_unused=True)
     except (RuntimeError, NotImplementedError) as error:
         return {}, f"backward: {(str(error).splitlines() or [''])[0][:200]}"
-    return dict(zip(arguments.leaves, found)), ""
+    return dict(zip(arguments.leaves, gradients)), ""
 
 
 def leaves_of(value: Any) -> Iterator[Any]:

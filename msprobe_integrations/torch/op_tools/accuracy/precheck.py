@@ -68,12 +68,12 @@ def resolve_device(device: str, jit_compile: bool = False) -> str:
     Raises:
         UsageError: there is no such device.
     """
-    found = accelerator()
+    default = accelerator()
     kind, _, number = device.partition(":")
-    if kind == "auto" and number and found is None:
+    if kind == "auto" and number and default is None:
         raise UsageError(f"-d {number}: there is no accelerator here; -d cpu checks the CPU's kernels")
     if kind == "auto":
-        kind = "cpu" if found is None else found.type
+        kind = "cpu" if default is None else default.type
     if kind == "cpu":
         if number not in ("", "0"):
             raise UsageError(f"device {number}: there is no accelerator here; -d cpu checks the CPU")
@@ -87,7 +87,7 @@ def resolve_device(device: str, jit_compile: bool = False) -> str:
     module: Any = getattr(torch, kind, None)
     count = module.device_count() if hasattr(module, "device_count") and module.is_available() else 0
     if int(number or 0) >= count:
-        there = f"there are {count} devices of this type" if count else "there is no device of this type here"
-        raise UsageError(f"device {device}: {there}; name another one with --device (cpu works everywhere)")
+        available = f"there are {count} devices of this type" if count else "there is no device of this type here"
+        raise UsageError(f"device {device}: {available}; name another one with --device (cpu works everywhere)")
     module.set_device(int(number or 0))
     return f"{kind}:{number or 0}"

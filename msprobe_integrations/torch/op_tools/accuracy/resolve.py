@@ -122,11 +122,11 @@ def _find_functions(base: str) -> tuple[Function, ...]:
             return ()
         spaces = [getattr(torch, part)] if part else [torch, *(getattr(torch, p) for p in _PARTS)]
         made: list[Any] = [getattr(s, name, None) for s in spaces]
-        found: list[Function] = [
+        functions: list[Function] = [
             f for f in made if _is_operation(f) or (f is not None and not part and (name in _MAKERS or _is_unlisted(name)))
         ]
         # what torch.special and torch.fft have under a name of torch is the same thing; what torch.linalg has is not always
-        return tuple(f for n, f in enumerate(found) if n == 0 or (getattr(torch.linalg, name, None) is f and f is not found[0]))
+        return tuple(f for n, f in enumerate(functions) if n == 0 or (getattr(torch.linalg, name, None) is f and f is not functions[0]))
     if "." in api:
         return ()
     function = getattr(torch, api, None) if kind == "VF" else getattr(space, api, None)  # VF: the functions behind torch's own

@@ -129,16 +129,16 @@ def on_changed(ran: Ran, unit: torch.dtype | None, *, inside: bool = False) -> l
     """
     if unit is None or not ran.side.types:
         return []
-    found = []
+    outcomes = []
     for number in range(_INSIDE if inside else _CHANGES):
         nudge = Nudge(unit, ran.call.seed + number)
         try:
-            found.append(
+            outcomes.append(
                 _narrow_large_results(run(ran.function, ran.call, ran.side._replace(nudge=nudge, inside=nudge if inside else None)), unit)
             )
         except Exception:  # changed inputs may be outside of what the operator takes: then nothing is known of its condition
             return []
-    return found
+    return outcomes
 
 
 def _narrow_large_results(outcome: Outcome, unit: torch.dtype) -> Outcome:

@@ -161,10 +161,10 @@ class PrecisionChecker:
             watched.keeps = False
         checked = dict(self._graphs.found)  # before the calls are made again
         for watched in self._watched:
-            found = watched.compare(self.threshold, self.capture_input, self._reference)
-            diffs += found or [ModuleDiff(watched.name, note="SKIP: was not called")]
+            compared = watched.compare(self.threshold, self.capture_input, self._reference)
+            diffs += compared or [ModuleDiff(watched.name, note="SKIP: was not called")]
         diffs += self._notes(self._model)
-        diffs += [ModuleDiff(name, graph_output=found) for name, found in checked.items()]
+        diffs += [ModuleDiff(name, graph_output=compared) for name, compared in checked.items()]
         self.remove()
         return CompareResult(NAN, self._loss, diffs, self.cast_dtype, None, _name(self.backend))
 
@@ -197,14 +197,14 @@ class PrecisionChecker:
     ) -> dict[str, CompareResult]:
         """`compare` with one backend after the other: the first that fails says in which layer of the compiler it goes wrong. ``eager``
         is dynamo alone, ``aot_eager`` adds autograd traced ahead of time, ``inductor`` generates code."""
-        before, found = self.backend, {}
+        before, results = self.backend, {}
         try:
             for backend in backends:
                 self.backend = backend
-                found[_name(backend)] = self.compare(fn, model)
+                results[_name(backend)] = self.compare(fn, model)
         finally:
             self.backend = before
-        return found
+        return results
 
     def _two_passes(self, fn: Callable[[nn.Module], torch.Tensor], model: nn.Module, state: Any) -> CompareResult:
         targets = self._targets(model)
@@ -237,7 +237,7 @@ class PrecisionChecker:
         diffs, loss = compare(eager, compiled, truth, changed, threshold=self.threshold, unit=kind, inputs=self.capture_input)
         diffs += self._notes(model)
         diffs += [ModuleDiff("float64", note=problem)] if problem else []
-        diffs += [ModuleDiff(name, graph_output=found) for name, found in graphs.items()]
+        diffs += [ModuleDiff(name, graph_output=graph_diffs) for name, graph_diffs in graphs.items()]
         return CompareResult(float(eager.loss), float(compiled.loss), diffs, self.cast_dtype, loss, _name(self.backend))
 
     def _autocast(self, model: nn.Module) -> Callable[[], Any]:
@@ -251,18 +251,18 @@ class PrecisionChecker:
     def _targets(self, model: nn.Module) -> dict[str, nn.Module]:
         """What is compiled, by name in the model: of wrapped modules inside each other the outermost."""
         wrapped, ignored = {id(module) for module in self._wrapped}, {id(module) for module in self._ignored}
-        found: dict[str, nn.Module] = {}
+        targets: dict[str, nn.Module] = {}
         skipped: list[str] = []
         for name, module in model.named_modules():
-            if _inside(name, found) or any(name == s or name.startswith(f"{s}.") for s in skipped):
+            if _inside(name, targets) or any(name == s or name.startswith(f"{s}.") for s in skipped):
                 continue
             if id(module) in ignored:
                 skipped.append(name)
             elif id(module) in wrapped or not wrapped:
-                found[name] = module
-        if not found:
+                targets[name] = module
+        if not targets:
             raise UsageError("PrecisionChecker: none of the wrapped modules is a part of this model, or all are ignored")
-        return found
+        return targets
 
     def _notes(self, model: nn.Module) -> list[ModuleDiff]:
         ignored = {id(module) for module in self._ignored}

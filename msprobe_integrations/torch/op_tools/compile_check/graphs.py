@@ -113,7 +113,7 @@ class Graphs:
             self.runs += 1
             if eager is not None and self._faults.is_enabled("graph check"):
                 with self._faults.guard("graph check"):
-                    kept = [a.detach().clone() if isinstance(a, torch.Tensor) else a for a in args], streams()
+                    kept = [argument.detach().clone() if isinstance(argument, torch.Tensor) else argument for argument in args], streams()
             result = compiled(*args)
             if eager is not None and kept is not None:
                 with self._faults.guard("graph check"), torch.no_grad(), same_streams(kept[1]):

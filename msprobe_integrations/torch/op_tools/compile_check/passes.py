@@ -51,7 +51,7 @@ def looked_at(modules: dict[nn.Module, str], taker: Taker, apart: Sequence[nn.Mo
         running.append(taker.record_inputs(module, args, kwargs))
 
     def after(module: nn.Module, _args: Any, _kwargs: Any, result: Any) -> Any:
-        if any(module is one for one in apart):
+        if any(module is excluded for excluded in apart):
             result = pytree.tree_map_only(torch.Tensor, lambda tensor: tensor.view_as(tensor), result)
         taker.record_outputs(running.pop(), result)
         return result
@@ -159,17 +159,17 @@ def compare(
         if kind not in kinds:
             continue
         diff = diffs.setdefault(name, ModuleDiff(name))
-        ours, theirs = eager.values[name, kind], compiled.values.get((name, kind))
-        if theirs is None:
+        eager_tensors, compiled_tensors = eager.values[name, kind], compiled.values.get((name, kind))
+        if compiled_tensors is None:
             diff.note = "SKIP_inside_compiled"
-        elif len(ours) != len(theirs):
-            diff.note = f"FAIL: {kind}: {len(ours)} tensors uncompiled, {len(theirs)} compiled"
+        elif len(eager_tensors) != len(compiled_tensors):
+            diff.note = f"FAIL: {kind}: {len(eager_tensors)} tensors uncompiled, {len(compiled_tensors)} compiled"
         else:
-            right = _like(truth, (name, kind), len(ours))
-            others = [_like(run, (name, kind), len(ours)) for run in changed]
+            exact = _like(truth, (name, kind), len(eager_tensors))
+            others = [_like(run, (name, kind), len(eager_tensors)) for run in changed]
             rows = [
-                one(e, c, right[n], [other[n] for other in others])
-                for n, (e, c) in enumerate(zip(ours, theirs))
+                one(e, c, exact[n], [other[n] for other in others])
+                for n, (e, c) in enumerate(zip(eager_tensors, compiled_tensors))
                 if not (_is_zero_gradient(e) and _is_zero_gradient(c))
             ]
             setattr(diff, kind, rows or None)

@@ -155,10 +155,14 @@ def run(
         with nullcontext() if exact else call.region():
             result = function(*args, **kwargs)
         outputs = pytree.tree_leaves(result)
-        found, problem = _gradients(outputs, gradients or (), [*starts, *parameters], change) if with_gradients else ([], "")
+        all_gradients, problem = _gradients(outputs, gradients or (), [*starts, *parameters], change) if with_gradients else ([], "")
     n = len(starts)
     return Outcome(
-        _detach_tensors(outputs), _detach_tensors(given), found[:n] or [None] * n, found[n:] or [None] * len(parameters), problem
+        _detach_tensors(outputs),
+        _detach_tensors(given),
+        all_gradients[:n] or [None] * n,
+        all_gradients[n:] or [None] * len(parameters),
+        problem,
     )
 
 
@@ -181,6 +185,6 @@ def _gradients(
     if not pairs or not places:
         return [], ""
     roots = [out for out, _ in pairs]
-    found = torch.autograd.grad(roots, [wanted[n] for n in places], [change(g).to(r.dtype) for r, g in pairs], allow_unused=True)  # type: ignore[arg-type]
-    by_place = dict(zip(places, found))
+    computed = torch.autograd.grad(roots, [wanted[n] for n in places], [change(g).to(r.dtype) for r, g in pairs], allow_unused=True)  # type: ignore[arg-type]
+    by_place = dict(zip(places, computed))
     return [by_place.get(n) for n in range(len(wanted))], ""

@@ -82,12 +82,12 @@ def noise(eager: Any, truth: Any) -> float | None:
 def _numbers(e: Array, c: Array) -> tuple[float, float, float, float]:
     """Largest and mean absolute, largest relative difference, and the largest by the largest value."""
     wide = np.complex128 if "c" in (e.dtype.kind, c.dtype.kind) else np.float64
-    a, b = e.astype(wide), c.astype(wide)
-    finite = np.isfinite(a) & np.isfinite(b)
+    golden, target = e.astype(wide), c.astype(wide)
+    finite = np.isfinite(golden) & np.isfinite(target)
     if not finite.any():
         return 0.0, 0.0, 0.0, 0.0
     with np.errstate(all="ignore"):
-        size, diff = np.abs(a[finite]), np.abs(a[finite] - b[finite])
+        size, diff = np.abs(golden[finite]), np.abs(golden[finite] - target[finite])
         largest, top = float(diff.max()), float(size.max())
         relative = float(np.where(diff > 0, diff / np.maximum(size, np.finfo(np.float64).tiny), 0.0).max())
     return largest, float(diff.mean()), relative, (largest / top if top else (math.inf if largest else 0.0))
@@ -116,8 +116,8 @@ def _judge_tensor(
             return PASSED, "", (*errors, None)
         return FAILED, f"largest difference by largest value {scaled:.3g}, {limit:g} is allowed{why}", (*errors, None)
     others = [as_array(other) for other in changed if isinstance(other, torch.Tensor) and tuple(other.shape) == e.shape]
-    found = judge("module", "", t, c, "torch.float64", kind, changed=others, second=e, input_dtype=unit)
-    status, message = _STATUS[found.status], found.message
+    judged = judge("module", "", t, c, "torch.float64", kind, changed=others, second=e, input_dtype=unit)
+    status, message = _STATUS[judged.status], judged.message
     if (
         status == FAILED
         and pattern
@@ -125,11 +125,11 @@ def _judge_tensor(
     ):
         status, message = PASSED, "as uncompiled code: " + message
     if not pattern and errors[0] is not None and errors[1] is not None:
-        if status == PASSED and found.units is not None and found.units > UNITS:
+        if status == PASSED and judged.units is not None and judged.units > UNITS:
             status, message = _beside(e, c, t, (errors[0], errors[1]), kind, usual)
         elif status in (FAILED, WARNED) and e.size < FEW and errors[1] <= WORSE * usual:
             status, message = PASSED, ""
-    return status, message, (*errors, found.units)
+    return status, message, (*errors, judged.units)
 
 
 def _beside(e: Array, c: Array, t: Array, errors: tuple[float, float], kind: str, usual: float) -> tuple[str, str]:

@@ -158,17 +158,19 @@ class Watched:
             names = [name for name, _ in self.module.named_parameters()]
             diff.grad_input = compare.group("inputs", [""] * len(eager.inputs)) or None
             diff.grad_parameter = compare.group("parameters", names) or None
-            if one := next((f"{side} code: {o.problem}" for side, o in (("uncompiled", eager), ("compiled", compiled)) if o.problem), ""):
-                problem = f"FAIL: no gradients of {one}"
+            if failed := next(
+                (f"{side} code: {o.problem}" for side, o in (("uncompiled", eager), ("compiled", compiled)) if o.problem), ""
+            ):
+                problem = f"FAIL: no gradients of {failed}"
         diff.note = problem
         return diff
 
     def _eager(self, call: Call, gradients: Sequence[torch.Tensor | None] | None) -> Outcome:
-        ours, self.module._compiled_call_impl = self.module._compiled_call_impl, None
+        compiled_call, self.module._compiled_call_impl = self.module._compiled_call_impl, None
         try:
             return run(torch.compiler.disable(self.module), self.module, call, gradients)
         finally:
-            self.module._compiled_call_impl = ours
+            self.module._compiled_call_impl = compiled_call
 
 
 def _many_compilations() -> AbstractContextManager[Any]:
@@ -194,15 +196,15 @@ class _Compare:
         changed = [values for run in self._changed if len(values := getattr(run, kind)) == len(eager)]
         rates = sorted(rate for e, t in zip(eager, truth) if (rate := noise(e, t)) is not None)
         usual = rates[len(rates) // 2] if rates else 0.0
-        found = []
+        diffs = []
         for n, name in enumerate(names):
             if eager[n] is None and compiled[n] is None:
                 continue
             others = [values[n] for values in changed]
-            found.append(
+            diffs.append(
                 verdict(eager[n], compiled[n], truth[n], others, threshold=self._threshold, unit=self._unit, usual=usual, name=name)
             )
-        return found
+        return diffs
 
 
 def _count(eager: Outcome, compiled: Outcome) -> list[TensorDiff]:

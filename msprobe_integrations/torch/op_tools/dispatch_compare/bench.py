@@ -114,30 +114,30 @@ class Bench:
             stack.enter_context(hide_from_modes())
             generator = None if change is None else torch.Generator().manual_seed(change)
             conversion = Conversion(self.device, types, generator)
-            ours, named = conversion.of(list(args)), conversion.of(dict(kwargs))
+            converted, named = conversion.of(list(args)), conversion.of(dict(kwargs))
             if operator.random or operator.foreign:
                 devices = [self.device] if self.device.type != "cpu" else []
                 stack.enter_context(torch.random.fork_rng(devices=devices, device_type=self.device.type if devices else "cuda"))
             stack.enter_context(self._context())
             if result is not None:
-                got = references.FROM_RESULT[operator.name](ours, named, Conversion(self.device, types, None).of(result))
+                got = references.FROM_RESULT[operator.name](converted, named, Conversion(self.device, types, None).of(result))
             else:
-                got = references.run(func, operator.name, ours, named)
-            return results_of(operator, ours, named, got)
+                got = references.run(func, operator.name, converted, named)
+            return results_of(operator, converted, named, got)
 
 
 def results_of(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> list[Any]:
     """What is compared of a call: leaves of its result, then what it wrote into and does not return."""
-    found = list(leaves_of(result))[: 1 if operator.first_only else None]
+    results = list(leaves_of(result))[: 1 if operator.first_only else None]
     if not operator.writes:
-        return found
-    if found == [None]:
-        found = []
-    returned = {id(value) for value in found}
+        return results
+    if results == [None]:
+        results = []
+    returned = {id(value) for value in results}
     for place, name in operator.writes:
         written = args[place] if place < len(args) else kwargs.get(name)
-        found.extend(t for t in tensors(written) if id(t) not in returned)
-    return found
+        results.extend(t for t in tensors(written) if id(t) not in returned)
+    return results
 
 
 def snapshot(operator: Operator, args: Sequence[Any], kwargs: Mapping[str, Any]) -> tuple[list[Any], dict[str, Any]]:

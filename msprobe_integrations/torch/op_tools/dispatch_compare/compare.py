@@ -165,15 +165,15 @@ class Calls:
 
 
 def _pairs(seen: Seen, device: list[Any], bench: list[Any]) -> list[_Pair]:
-    found = []
+    pairs = []
     api = api_of(seen.operator, seen.args, seen.kwargs)
-    for n, ((suffix, d), b) in enumerate(zip(number_results(device), bench)):
-        name, kind = f"{seen.name}_output{suffix}", kind_of(d)
+    for n, ((suffix, target), golden) in enumerate(zip(number_results(device), bench)):
+        name, kind = f"{seen.name}_output{suffix}", kind_of(target)
         judged_as = kind
         if n >= seen.operator.main and kind == "torch.float32":
             judged_as = _coarsest(seen) or kind
-        found.append(_Pair(api, name, as_array(b), as_array(d), kind_of(b), kind, seen.operator.gradient, judged_as))
-    return found
+        pairs.append(_Pair(api, name, as_array(golden), as_array(target), kind_of(golden), kind, seen.operator.gradient, judged_as))
+    return pairs
 
 
 def _structure(operator: Operator, device: list[Any], bench: list[Any]) -> str:

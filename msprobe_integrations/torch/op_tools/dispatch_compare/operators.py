@@ -78,7 +78,9 @@ def describe_operator(func: Any) -> Operator:
     space, _, name = schema.name.partition("::")
     silent = _RUNNING if name in _NORMS else ()
     writes = tuple(
-        (n, a.name) for n, a in enumerate(schema.arguments) if (a.alias_info is not None and a.alias_info.is_write) or a.name in silent
+        (n, argument.name)
+        for n, argument in enumerate(schema.arguments)
+        if (argument.alias_info is not None and argument.alias_info.is_write) or argument.name in silent
     )
     gradient = _BACKWARD.search(name) is not None
     main = 1 if name.startswith(_ATTENTION) and not gradient else _ALL
@@ -108,7 +110,9 @@ def _reason(func: Any, space: str, name: str) -> str:
         return "changes the form of a tensor only"
     if name in UNINITIALISED:
         return "memory without values"
-    if name.startswith(_KERNEL) or any(_WORKSPACE.search(a.name) and "Tensor" in str(a.type) for a in func._schema.arguments):
+    if name.startswith(_KERNEL) or any(
+        _WORKSPACE.search(argument.name) and "Tensor" in str(argument.type) for argument in func._schema.arguments
+    ):
         return "a kernel's own workspace"
     if name in _READS or space in ("prim", "profiler") or name.startswith(_ASSERTS):
         return "reads or asserts, computes nothing"

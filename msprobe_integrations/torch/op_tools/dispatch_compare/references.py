@@ -43,8 +43,8 @@ def formula(func: Any, args: Args, kwargs: Named) -> Any:
 
 def _bind_arguments(func: Any, args: Args, kwargs: Named) -> Named:
     """Arguments by name, defaults filled in."""
-    found = {a.name: a.default_value for a in func._schema.arguments if a.has_default_value()}
-    return found | dict(zip((a.name for a in func._schema.arguments), args)) | kwargs
+    defaults = {argument.name: argument.default_value for argument in func._schema.arguments if argument.has_default_value()}
+    return defaults | dict(zip((argument.name for argument in func._schema.arguments), args)) | kwargs
 
 
 def _stay_wide(args: Args, kwargs: Named) -> tuple[Args, Named]:
@@ -52,14 +52,14 @@ def _stay_wide(args: Args, kwargs: Named) -> tuple[Args, Named]:
     return [*args[:2], False, *args[3:]], kwargs
 
 
-def _scores(q: torch.Tensor, k: torch.Tensor, a: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
-    scale = a.get("scale")
+def _scores(q: torch.Tensor, k: torch.Tensor, named: Mapping[str, Any]) -> tuple[torch.Tensor, float]:
+    scale = named.get("scale")
     factor = 1.0 / math.sqrt(q.shape[-1]) if scale is None else float(scale)
     scores = (q @ k.transpose(-2, -1)) * factor
-    bias = next((a[key] for key in ("attn_bias", "attn_mask") if a.get(key) is not None), None)
+    bias = next((named[key] for key in ("attn_bias", "attn_mask") if named.get(key) is not None), None)
     if bias is not None:
         scores = scores.masked_fill(~bias, -math.inf) if bias.dtype == torch.bool else scores + bias
-    if a.get("is_causal"):
+    if named.get("is_causal"):
         scores = scores.masked_fill(~torch.ones(scores.shape[-2:], dtype=torch.bool, device=q.device).tril(), -math.inf)
     return scores, factor
 
@@ -69,27 +69,27 @@ def _heads(k: torch.Tensor, q: torch.Tensor) -> torch.Tensor:
     return k if k.shape[1] == q.shape[1] else k.repeat_interleave(q.shape[1] // k.shape[1], 1)
 
 
-def _no_dropout(a: Mapping[str, Any]) -> None:
-    if a.get("dropout_p"):
+def _no_dropout(named: Mapping[str, Any]) -> None:
+    if named.get("dropout_p"):
         raise RuntimeError("attention with dropout has no formula")
 
 
-def _attention(a: Mapping[str, Any]) -> torch.Tensor:
+def _attention(named: Mapping[str, Any]) -> torch.Tensor:
     """The output, the first result of every fused attention. Behind it are what the backward takes, padded as the kernel likes."""
-    _no_dropout(a)
-    q = a["query"]
-    k, v = _heads(a["key"], q), _heads(a["value"], q)
-    scores, _ = _scores(q, k, a)
+    _no_dropout(named)
+    q = named["query"]
+    k, v = _heads(named["key"], q), _heads(named["value"], q)
+    scores, _ = _scores(q, k, named)
     return torch.softmax(scores, -1) @ v
 
 
-def _attention_backward(a: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
+def _attention_backward(named: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     """Gradients of queries, keys and values. The probabilities are computed again from the scores."""
-    _no_dropout(a)
-    gradient = a["grad_out"] if "grad_out" in a else a["grad_out_"]
-    q, k0, v0 = a["query"], a["key"], a["value"]
+    _no_dropout(named)
+    gradient = named["grad_out"] if "grad_out" in named else named["grad_out_"]
+    q, k0, v0 = named["query"], named["key"], named["value"]
     k, v = _heads(k0, q), _heads(v0, q)
-    scores, factor = _scores(q, k, a)
+    scores, factor = _scores(q, k, named)
     p = torch.softmax(scores, -1)
     dp = gradient @ v.transpose(-2, -1)
     ds = p * (dp - (dp * p).sum(-1, keepdim=True))
@@ -99,24 +99,24 @@ def _attention_backward(a: Mapping[str, Any]) -> tuple[torch.Tensor, ...]:
     return dq, dk, dv
 
 
-def _scaled_mm(a: Mapping[str, Any]) -> torch.Tensor:
-    out: torch.Tensor = (a["self"] * a["scale_a"]) @ (a["mat2"] * a["scale_b"])
-    if a.get("bias") is not None:
-        out = out + a["bias"]
-    return out if a.get("scale_result") is None else out * a["scale_result"]
+def _scaled_mm(named: Mapping[str, Any]) -> torch.Tensor:
+    out: torch.Tensor = (named["self"] * named["scale_a"]) @ (named["mat2"] * named["scale_b"])
+    if named.get("bias") is not None:
+        out = out + named["bias"]
+    return out if named.get("scale_result") is None else out * named["scale_result"]
 
 
-def _batch_norm(a: Mapping[str, Any]) -> Any:
+def _batch_norm(named: Mapping[str, Any]) -> Any:
     names = ("input", "weight", "bias", "running_mean", "running_var", "training", "exponential_average_factor", "epsilon")
-    return torch.ops.aten.native_batch_norm(*(a[name] for name in names))
+    return torch.ops.aten.native_batch_norm(*(named[name] for name in names))
 
 
-def _rms_norm(a: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
-    x, dims = a["input"], tuple(range(-len(a["normalized_shape"]), 0))
-    eps = torch.finfo(x.dtype).eps if a.get("eps") is None else a["eps"]
+def _rms_norm(named: Mapping[str, Any]) -> tuple[torch.Tensor, torch.Tensor]:
+    x, dims = named["input"], tuple(range(-len(named["normalized_shape"]), 0))
+    eps = torch.finfo(x.dtype).eps if named.get("eps") is None else named["eps"]
     rstd = torch.rsqrt(x.square().mean(dims, keepdim=True) + eps)
     y = x * rstd
-    return (y if a.get("weight") is None else y * a["weight"]), rstd
+    return (y if named.get("weight") is None else y * named["weight"]), rstd
 
 
 def _dropout(args: Sequence[Any], kwargs: Mapping[str, Any], result: Any) -> Any:

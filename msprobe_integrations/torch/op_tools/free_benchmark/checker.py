@@ -128,26 +128,26 @@ class Checker:
         if not any(kind(result) for result in results) and (self._mode != perturb.NO_CHANGE or not results):
             raise Unperturbed("no float result")
         if self._mode == perturb.TO_CPU:
-            for at, found in agreement(seen, results):
-                self._pending.record_judgement(_build_waiting(seen, results, at, (), ()), found.judgement())
+            for position, agreed in agreement(seen, results):
+                self._pending.record_judgement(_build_waiting(seen, results, position, (), ()), agreed.judgement())
             return
         change = Change(self._mode, find_autocast_type(seen.autocast, results))
         parts: dict[int, list[torch.Tensor]] = {}
         with closing(runs(seen, self._mode, results, change)) as again:
             for pairs in again:
-                for at, old, new in pairs:
-                    parts.setdefault(at, []).extend(measure_difference(old, new, self._mode, False))
+                for position, old, new in pairs:
+                    parts.setdefault(position, []).extend(measure_difference(old, new, self._mode, False))
         if not parts:
             raise Unperturbed("no float result")
         agrees = self._on_cpu(seen, results)
-        for at, numbers in parts.items():
-            self._pending.add(_build_waiting(seen, results, at, numbers, change.how_much, agrees.get(at)))
+        for position, numbers in parts.items():
+            self._pending.add(_build_waiting(seen, results, position, numbers, change.how_much, agrees.get(position)))
 
     def _on_cpu(self, seen: Seen, results: list[torch.Tensor]) -> dict[int, bool]:
         """For thresholds that are learnt: does the CPU agree?"""
         if self._preheat is None or not self._preheat.call(seen.base):
             return {}
-        return {at: found.agrees for at, found in agreement(seen, results)}
+        return {position: agreed.agrees for position, agreed in agreement(seen, results)}
 
     # ---- fix ----
 
@@ -184,7 +184,9 @@ def _code(func: Any) -> Any:
     return getattr(func, "__name__", None) or type(func).__name__
 
 
-def _build_waiting(seen: Seen, results: list[torch.Tensor], at: int, numbers: Any, change: Any, agrees: bool | None = None) -> Waiting:
-    tensor = results[at]
-    place = str(at) if len(results) > 1 else ""
+def _build_waiting(
+    seen: Seen, results: list[torch.Tensor], position: int, numbers: Any, change: Any, agrees: bool | None = None
+) -> Waiting:
+    tensor = results[position]
+    place = str(position) if len(results) > 1 else ""
     return Waiting(seen.base, seen.name, str(tensor.dtype), kind(tensor) or "", str(tensor.shape), place, numbers, change, agrees)

@@ -20,18 +20,18 @@ def agreement(seen: Seen, results: list[torch.Tensor]) -> list[tuple[int, Agreem
     Raises:
         Unperturbed: the CPU cannot make the call.
     """
-    found: dict[int, Agreement] = {}
+    by_position: dict[int, Agreement] = {}
     with closing(runs(seen, perturb.TO_CPU, results, Change(perturb.TO_CPU, find_autocast_type(seen.autocast, results)))) as pieces:
         for pairs in pieces:
-            for at, old, new in pairs:
-                compare(found.setdefault(at, Agreement(kind(results[at]) or "", 0.0)), old, new)
-    return list(found.items())
+            for position, old, new in pairs:
+                compare(by_position.setdefault(position, Agreement(kind(results[position]) or "", 0.0)), old, new)
+    return list(by_position.items())
 
 
-def compare(found: Agreement, device: torch.Tensor, cpu: torch.Tensor) -> None:
+def compare(agreed: Agreement, device: torch.Tensor, cpu: torch.Tensor) -> None:
     """Add a tensor of a device and that of the CPU, in parts."""
     device, cpu = device.detach().to("cpu"), cpu.detach()
     finite = cpu[cpu.isfinite()].abs()
-    found.largest = max(found.largest, float(finite.max()) if finite.numel() else 0.0)
-    for a, b in parts(device, cpu):
-        found.add(as_array(a).astype(np.float64), as_array(b).astype(np.float64))
+    agreed.largest = max(agreed.largest, float(finite.max()) if finite.numel() else 0.0)
+    for target, golden in parts(device, cpu):
+        agreed.add(as_array(target).astype(np.float64), as_array(golden).astype(np.float64))

@@ -63,7 +63,9 @@ class Gradients:
         """
         outputs = outputs_of(result, (seen.tensors, {}))
         given = {id(tensor) for tensor in seen.tensors}
-        places = [at for at, t in enumerate(outputs) if t.requires_grad and not t.is_leaf and (seen.writes or id(t) not in given)]
+        places = [
+            position for position, t in enumerate(outputs) if t.requires_grad and not t.is_leaf and (seen.writes or id(t) not in given)
+        ]
         if not places or not any(kind(tensor) and tensor.requires_grad for tensor in seen.tensors):
             raise Unperturbed("no gradients")
         size = sum(tensor.nbytes for tensor in tensors_of(seen.arguments) if seen.writes or not tensor.is_leaf or not tensor.requires_grad)
@@ -75,7 +77,7 @@ class Gradients:
         if len(places) == 1:
             watched.handle = outputs[places[0]].register_hook(lambda gradient: arrived([gradient]))
         else:
-            watched.handle = torch.autograd.graph.register_multi_grad_hook([outputs[at] for at in places], arrived)
+            watched.handle = torch.autograd.graph.register_multi_grad_hook([outputs[position] for position in places], arrived)
         self._watched.add(watched)
 
     def end_step(self) -> None:
@@ -120,25 +122,32 @@ class Gradients:
         except Exception as error:
             raise_of_training(error)
             raise Unperturbed(f"no gradients ({type(error).__name__})") from None
-        pairs = {at: (old, new) for at, (old, new) in enumerate(zip(before, after)) if old is not None and new is not None}
+        pairs = {position: (old, new) for position, (old, new) in enumerate(zip(before, after)) if old is not None and new is not None}
         if not pairs:
             raise Unperturbed("no gradients")
         if any(old.shape != new.shape for old, new in pairs.values()):
             raise Unperturbed("results of other shapes")
         with torch.no_grad():
-            for at, (old, new) in pairs.items():
-                self._add(seen, at if len(watched.needs) > 1 else None, old, new, change)
+            for position, (old, new) in pairs.items():
+                self._add(seen, position if len(watched.needs) > 1 else None, old, new, change)
 
-    def _add(self, seen: Seen, at: int | None, old: torch.Tensor, new: torch.Tensor, change: Change) -> None:
+    def _add(self, seen: Seen, position: int | None, old: torch.Tensor, new: torch.Tensor, change: Change) -> None:
         waiting = Waiting(
-            seen.base, seen.name, str(old.dtype), kind(old) or "", str(old.shape), "" if at is None else str(at), (), change.how_much
+            seen.base,
+            seen.name,
+            str(old.dtype),
+            kind(old) or "",
+            str(old.shape),
+            "" if position is None else str(position),
+            (),
+            change.how_much,
         )
         if self._mode != perturb.TO_CPU:
             self._pending.add(waiting._replace(numbers=measure_difference(old, new, self._mode, True)))
             return
-        found = Agreement(kind(old) or "", 0.0)
-        compare(found, old, new)
-        self._pending.record_judgement(waiting, found.judgement())
+        agreed = Agreement(kind(old) or "", 0.0)
+        compare(agreed, old, new)
+        self._pending.record_judgement(waiting, agreed.judgement())
 
 
 def _about_one(gradients: Sequence[torch.Tensor | None]) -> list[torch.Tensor | None]:
@@ -171,7 +180,9 @@ def _vjp(watched: _Watched, arguments: Any, gradients: Sequence[torch.Tensor | N
 
     args, kwargs = mapped(arguments, leaf)
     results = outputs_of(watched.seen.func(*args, **kwargs), (args, kwargs))
-    roots = [(results[at], g) for at, g in zip(watched.positions, gradients) if g is not None and results[at].requires_grad]
+    roots = [
+        (results[position], g) for position, g in zip(watched.positions, gradients) if g is not None and results[position].requires_grad
+    ]
     inputs = [tensor for tensor in leaves if tensor is not None]
     if not roots or not inputs:
         raise Unperturbed("no gradients")

@@ -59,7 +59,7 @@ class Pending:
         waiting, self._waiting = self._waiting, []
         numbers = _fetch_numbers([tensor for result in waiting for tensor in (*result.numbers, *result.moved)])
         for result in waiting:
-            found = Measured.of([next(numbers) for _ in result.numbers])
+            measured = Measured.of([next(numbers) for _ in result.numbers])
             moved = [next(numbers) for _ in result.moved]
             change, size = norm_of([row[:2] for row in moved]), norm_of([row[2:] for row in moved])
             if moved and not change:
@@ -69,9 +69,9 @@ class Pending:
             if self._preheat is not None:
                 threshold = self._preheat.threshold(result.base, result.kind)
                 if result.agrees is not None:
-                    self._preheat.learn(result.base, 1 + found.ratio, result.agrees)
+                    self._preheat.learn(result.base, 1 + measured.ratio, result.agrees)
             relative = change / size if size else 0.0
-            judgement = decide(found, result.kind, self._choice.mode, threshold, relative)
+            judgement = decide(measured, result.kind, self._choice.mode, threshold, relative)
             self.record_judgement(result, judgement, relative)
 
     def record_judgement(self, result: Waiting, judgement: Judgement, moved: float = 0.0) -> None:
@@ -82,10 +82,10 @@ class Pending:
 def _fetch_numbers(tensors: Sequence[torch.Tensor]) -> Iterator[list[float]]:
     """The numbers of all tensors, in order; one copy for each device and type."""
     groups: dict[tuple[torch.device, torch.dtype, int], list[int]] = {}
-    for at, tensor in enumerate(tensors):
-        groups.setdefault((tensor.device, tensor.dtype, tensor.numel()), []).append(at)
+    for start, tensor in enumerate(tensors):
+        groups.setdefault((tensor.device, tensor.dtype, tensor.numel()), []).append(start)
     rows: list[list[float]] = [[]] * len(tensors)
     for places in groups.values():
-        for at, row in zip(places, torch.stack([tensors[at] for at in places]).tolist()):
-            rows[at] = row
+        for start, row in zip(places, torch.stack([tensors[start] for start in places]).tolist()):
+            rows[start] = row
     return iter(rows)

@@ -161,13 +161,13 @@ class Change:
             )
         if self._mode == perturb.NO_CHANGE:
             return mapped(arguments, _once(copy_tensor)) if own else arguments
-        found = next((tensor for tensor in tensors_of(arguments) if kind(tensor) is not None), None)
-        if found is None:
+        chosen = next((tensor for tensor in tensors_of(arguments) if kind(tensor) is not None), None)
+        if chosen is None:
             raise Unperturbed("no float input")
-        is_piece = next((piece for tensor, piece in zip(tensors_of(arguments), cut) if tensor is found), True)
+        is_piece = next((piece for tensor, piece in zip(tensors_of(arguments), cut) if tensor is chosen), True)
 
         def change(tensor: torch.Tensor) -> torch.Tensor:
-            if tensor is not found:
+            if tensor is not chosen:
                 return copy_tensor(tensor) if own else tensor
             if not is_piece and id(tensor) in self._whole:
                 return self._whole[id(tensor)]
@@ -220,7 +220,11 @@ def runs(seen: Seen, mode: str, results: Sequence[torch.Tensor], change: Change)
             cut = results if plan is None else [plan.result(result, start, length) for result in results]
             if [tuple(tensor.shape) for tensor in again] != [tuple(tensor.shape) for tensor in cut]:
                 raise Unperturbed("results of other shapes")
-            yield [(at, old, new) for at, (old, new) in enumerate(zip(cut, again)) if (kind(old) and kind(new)) or (exact and _plain(old))]
+            yield [
+                (position, old, new)
+                for position, (old, new) in enumerate(zip(cut, again))
+                if (kind(old) and kind(new)) or (exact and _plain(old))
+            ]
 
 
 def _plain(tensor: torch.Tensor) -> bool:
@@ -303,10 +307,10 @@ def pieces(api: str, args: Sequence[Any], kwargs: Mapping[str, Any], results: Se
     shape = results[0].shape
     if any(result.shape != shape for result in results) or not shape:
         return None
-    found = _along(api.strip("_"), args, kwargs, tensors, shape)
-    if found is None:
+    division = _along(api.strip("_"), args, kwargs, tensors, shape)
+    if division is None:
         return None
-    dim, cut = found
+    dim, cut = division
     if not any(cut):
         return None
     elements = max(t.numel() for t, taken in zip((*tensors, results[0]), (*cut, True)) if taken)
@@ -348,7 +352,9 @@ def _longer_than_one(shape: Sequence[int], before: int) -> int:
 
 
 def _broadcasts(tensor: torch.Tensor, shape: torch.Size) -> bool:
-    return tensor.dim() <= len(shape) and all(a in (1, b) for a, b in zip(reversed(tensor.shape), reversed(shape)))
+    return tensor.dim() <= len(shape) and all(
+        length in (1, result_length) for length, result_length in zip(reversed(tensor.shape), reversed(shape))
+    )
 
 
 def _first_dimension(args: Sequence[Any], kwargs: Mapping[str, Any], count: int) -> int | None:

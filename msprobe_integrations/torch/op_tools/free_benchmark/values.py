@@ -51,23 +51,23 @@ def perturb_tensor(tensor: torch.Tensor, mode: str) -> torch.Tensor:
     Raises:
         Unperturbed: it has too few values.
     """
-    x = tensor.detach()
+    values = tensor.detach()
     if mode == perturb.ADD_NOISE:
-        noise = NOISE[FLOATS[x.dtype]]
-        return torch.where(x.abs() > math.sqrt(noise), x + torch.tensor(noise, dtype=x.dtype, device=x.device), x)
+        noise = NOISE[FLOATS[values.dtype]]
+        return torch.where(values.abs() > math.sqrt(noise), values + torch.tensor(noise, dtype=values.dtype, device=values.device), values)
     if mode == perturb.BIT_NOISE:
-        size = x.abs()
-        wanted = (size > torch.finfo(x.dtype).tiny) & (size <= torch.finfo(x.dtype).max)
-        made = x.clone()
-        bits = made.view(_BITS[x.dtype])
+        size = values.abs()
+        wanted = (size > torch.finfo(values.dtype).tiny) & (size <= torch.finfo(values.dtype).max)
+        made = values.clone()
+        bits = made.view(_BITS[values.dtype])
         bits ^= wanted.to(bits.dtype)
         return made
-    made = x.clone(memory_format=torch.contiguous_format) if _overlaps(x) else x.clone()
+    made = values.clone(memory_format=torch.contiguous_format) if _overlaps(values) else values.clone()
     if mode == perturb.CHANGE_VALUE:
-        if x.dim() == 0 or x.numel() < 2:
+        if values.dim() == 0 or values.numel() < 2:
             raise Unperturbed("has fewer than two elements")
-        first, last = (0, -1) if x.dim() == 1 else ((0, 0), (-1, -1))
-        made[first], made[last] = x[last].clone(), x[first].clone()
+        first, last = (0, -1) if values.dim() == 1 else ((0, 0), (-1, -1))
+        made[first], made[last] = values[last].clone(), values[first].clone()
     return made
 
 
@@ -78,41 +78,43 @@ def _overlaps(x: torch.Tensor) -> bool:
 def measure_difference(original: torch.Tensor, perturbed: torch.Tensor, mode: str, backward: bool) -> list[torch.Tensor]:
     """`judge.measure` of two tensors of one shape on one device: a tensor with `Measured.fields` numbers for each part. Does not wait
     for the device."""
-    first, second = FLOATS.get(original.dtype, ""), FLOATS.get(perturbed.dtype, "")
-    small, (bits, least) = small_value(second, mode, backward), compute_tolerance(first, mode)
+    original_type, perturbed_type = FLOATS.get(original.dtype, ""), FLOATS.get(perturbed.dtype, "")
+    small, (bits, least) = small_value(perturbed_type, mode, backward), compute_tolerance(original_type, mode)
     how = _Rule(small, bits, least, mode == perturb.NO_CHANGE, None if mode in _STILL else mode == perturb.CHANGE_VALUE)
-    return [_part(a, b, how) for a, b in parts(original.detach(), perturbed.detach())]
+    return [_part(original_part, perturbed_part, how) for original_part, perturbed_part in parts(original.detach(), perturbed.detach())]
 
 
-def parts(a: torch.Tensor, b: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
+def parts(tensor: torch.Tensor, other: torch.Tensor) -> Iterator[tuple[torch.Tensor, torch.Tensor]]:
     """Both tensors in pieces, as flat views where their layout allows."""
-    most = _MOST.get(a.device.type, _AT_ONCE)
-    if a.numel() <= most:
-        yield a.reshape(-1), b.reshape(-1)
-    elif a.is_contiguous() and b.is_contiguous():
-        yield from zip(a.view(-1).split(most), b.view(-1).split(most))
+    most = _MOST.get(tensor.device.type, _AT_ONCE)
+    if tensor.numel() <= most:
+        yield tensor.reshape(-1), other.reshape(-1)
+    elif tensor.is_contiguous() and other.is_contiguous():
+        yield from zip(tensor.view(-1).split(most), other.view(-1).split(most))
     else:
-        widest = max(range(a.dim()), key=lambda dim: a.shape[dim])
-        half = a.shape[widest] // 2
-        for start, length in ((0, half), (half, a.shape[widest] - half)):
-            yield from parts(a.narrow(widest, start, length), b.narrow(widest, start, length))
+        widest = max(range(tensor.dim()), key=lambda dim: tensor.shape[dim])
+        half = tensor.shape[widest] // 2
+        for start, length in ((0, half), (half, tensor.shape[widest] - half)):
+            yield from parts(tensor.narrow(widest, start, length), other.narrow(widest, start, length))
 
 
 def change_of(before: torch.Tensor, after: torch.Tensor) -> list[torch.Tensor]:
     """Numbers of `judge.norm_of`, of the difference and of `before`: by how much an input was changed."""
-    found = []
-    for a, b in parts(before.detach(), after):
-        x, y = _widen_both(a, b)
-        finite = _is_finite(x) & _is_finite(y)
-        found.append(torch.cat([_square(_finite(torch.where(finite, y - x, 0.0))), _square(torch.where(finite, x, 0.0))]))
-    return found
+    squares = []
+    for old, new in parts(before.detach(), after):
+        wide_old, wide_new = _widen_both(old, new)
+        finite = _is_finite(wide_old) & _is_finite(wide_new)
+        squares.append(
+            torch.cat([_square(_finite(torch.where(finite, wide_new - wide_old, 0.0))), _square(torch.where(finite, wide_old, 0.0))])
+        )
+    return squares
 
 
-def _widen_both(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+def _widen_both(tensor: torch.Tensor, other: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
     """In a type that holds both: float64 where one is, else float32."""
-    double = torch.float64 in (a.dtype, b.dtype) or not (a.is_floating_point() and b.is_floating_point())
-    wide = torch.float64 if double and a.device.type != "mps" else torch.float32
-    return a.to(wide), b.to(wide)
+    double = torch.float64 in (tensor.dtype, other.dtype) or not (tensor.is_floating_point() and other.is_floating_point())
+    wide = torch.float64 if double and tensor.device.type != "mps" else torch.float32
+    return tensor.to(wide), other.to(wide)
 
 
 def _is_finite(values: torch.Tensor) -> torch.Tensor:
@@ -145,9 +147,9 @@ class _Rule(NamedTuple):
     by_norm: bool | None
 
 
-def _part(a: torch.Tensor, b: torch.Tensor, how: _Rule) -> torch.Tensor:
+def _part(original: torch.Tensor, perturbed: torch.Tensor, how: _Rule) -> torch.Tensor:
     small, bits, least, exact, by_norm = how
-    x, y = _widen_both(a, b)
+    x, y = _widen_both(original, perturbed)
     if by_norm is None and x.device.type == "cpu":  # to look first costs nothing there, and most results are settled
         difference = (y - x).abs()
         if (difference == 0 if exact else difference < _unit(x, bits, least)).all():  # false for NaN and Inf, of which more is asked

@@ -59,10 +59,10 @@ class ReceivedTensors:
 
     def _load_tensor(self, shard: str, key: str, backend: Any) -> torch.Tensor:
         known = (str(self._directory), shard, key)
-        found = self._read.get(known)
-        if found is not None:
+        tensor = self._read.get(known)
+        if tensor is not None:
             self._read.move_to_end(known)
-            return found
+            return tensor
         path = self._directory / shard
         source = _sources(str(path), path.stat().st_mtime_ns)[key]
         assert source.format == SAFETENSORS

@@ -80,17 +80,17 @@ def chosen_models(entries: Sequence[nn.Module], held: dict[int, int]) -> list[nn
 def _holders(left: set[int], held: dict[int, int]) -> list[nn.Module]:
     """Modules with parameters of `left`, whole ones first."""
     own: dict[int, bool] = {}
-    found: list[nn.Module] = []
+    holders: list[nn.Module] = []
     for thing in gc.get_objects():
         if not issubclass(type(thing), nn.Module) or "_parameters" not in thing.__dict__:
             continue
         parameters = list(thing.parameters())
         if any(id(p) in left for p in parameters):
             own[id(thing)] = all(id(p) in held for p in parameters if p.requires_grad)
-            found.append(thing)
-    whole = _outermost([module for module in found if own[id(module)]])
+            holders.append(thing)
+    whole = _outermost([module for module in holders if own[id(module)]])
     covered = {id(p) for module in whole for p in module.parameters()}
-    direct = [m for m in found if any(id(p) in left and id(p) not in covered for p in m._parameters.values() if p is not None)]
+    direct = [m for m in holders if any(id(p) in left and id(p) not in covered for p in m._parameters.values() if p is not None)]
     return [*whole, *direct]
 
 

@@ -41,7 +41,7 @@ class StepBoundary:
         before = self.expected
         again = self._passes > self._updated.setdefault(optimizer, self._passes)
         if again and self._round == self._updated.keys():
-            earlier = {one for one, passes in self._updated.items() if passes < self._passes}
+            earlier = {other for other, passes in self._updated.items() if passes < self._passes}
             self.expected, self._round = before & earlier | {optimizer}, {optimizer}
             missed = before - self.expected
             self._given_up |= missed

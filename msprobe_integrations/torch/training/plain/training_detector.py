@@ -364,12 +364,12 @@ class TrainingDetector:
             yield
         except Exception as error:
             raise_of_training(error)
-            observer, told = self.observer, self.stood_back
+            observer, stood_back = self.observer, self.stood_back
             with suppress_faults():
                 self.stand_back()
             if observer is not None and observer.settings.strict:
                 raise
-            if told:
+            if stood_back:
                 return
             from msprobe_engine.core.log import get_logger
 

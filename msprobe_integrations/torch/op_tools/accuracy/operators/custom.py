@@ -46,15 +46,15 @@ def read_formulas(source: str, modules: Mapping[str, ModuleType]) -> dict[str, F
     operators = node.get("operators") if isinstance(node, Mapping) else None
     if not isinstance(operators, Mapping):
         raise UsageError(f"operators: {source} has no mapping 'operators' at the top")
-    found: dict[str, Function] = {}
+    formulas: dict[str, Function] = {}
     for name, entry in operators.items():
         where = f"operators: {source}: {name}"
         functions = _entry(where, name, entry)
         if "forward" in functions:
-            found[name] = _function(where, functions["forward"], modules)
+            formulas[name] = _function(where, functions["forward"], modules)
         if "backward" in functions:
-            found[functions["backward"].replace(":", ".").rpartition(".")[2]] = _function(where, functions["backward"], modules)
-    return found
+            formulas[functions["backward"].replace(":", ".").rpartition(".")[2]] = _function(where, functions["backward"], modules)
+    return formulas
 
 
 def _entry(where: str, name: Any, entry: Any) -> dict[str, str]:
@@ -131,9 +131,9 @@ def register_operator(
         )
     if function is None and reference is None:
         raise UsageError(f"register_operator: {name} has neither function nor reference; give at least one")
-    for what, value in (("function", function), ("reference", reference), ("inputs", inputs)):
+    for parameter, value in (("function", function), ("reference", reference), ("inputs", inputs)):
         if value is not None and not callable(value):
-            raise UsageError(f"register_operator: {what} of {name} is a {type(value).__name__}; allowed: functions")
+            raise UsageError(f"register_operator: {parameter} of {name} is a {type(value).__name__}; allowed: functions")
     _registered[name] = Custom(function, reference, inputs)
 
 

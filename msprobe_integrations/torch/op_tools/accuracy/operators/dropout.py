@@ -48,39 +48,39 @@ def _argument(name: str, args: Sequence[Any], kwargs: Mapping[str, Any], default
 def draws(api: str, args: Sequence[Any], kwargs: Mapping[str, Any]) -> bool:
     """Does a call draw random numbers in a way that its result does not tell?"""
     if api in _NEVER:
-        training = kwargs.get("training", kwargs.get("train", next((a for a in args[1:] if type(a) is bool), None)))
+        training = kwargs.get("training", kwargs.get("train", next((argument for argument in args[1:] if type(argument) is bool), None)))
         return training is not False and not (training is None and api.startswith("rrelu"))
     if api in _ATTENTION:
         place = _ATTENTION[api]
         p = kwargs.get("dropout_p", args[place] if len(args) > place else 0.0)
         return isinstance(p, (int, float)) and p > 0 and kwargs.get("training", True) is not False
     if api in _RECURRENT:  # (..., has_biases, num_layers, dropout, train, bidirectional, batch_first): the one float is the dropout
-        p = next((a for a in args if type(a) is float), 0.0)
-        return p > 0 and any(a is True for a in args)
+        p = next((argument for argument in args if type(argument) is float), 0.0)
+        return p > 0 and any(argument is True for argument in args)
     return False
 
 
-def compute_expected_output(found: Dropout, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
+def compute_expected_output(dropout: Dropout, x: torch.Tensor, out: torch.Tensor) -> torch.Tensor:
     """What `out` must be, given what it has dropped: the rest of `x`, scaled. In the type of `x`."""
-    return torch.where(out.to(x.device) != 0, x / (1 - found.p), torch.zeros((), dtype=x.dtype, device=x.device))
+    return torch.where(out.to(x.device) != 0, x / (1 - dropout.p), torch.zeros((), dtype=x.dtype, device=x.device))
 
 
-def wrong_share(found: Dropout, x: torch.Tensor, out: torch.Tensor) -> str:
+def wrong_share(dropout: Dropout, x: torch.Tensor, out: torch.Tensor) -> str:
     """Why the share of dropped values cannot be by chance; empty when it can.
 
     By chance the number of dropped ones is further than six standard deviations from the mean once in a billion calls.
     """
-    there = x != 0
-    dropped = there & (out.to(x.device) == 0)
-    if found.whole:
+    nonzero = x != 0
+    dropped = nonzero & (out.to(x.device) == 0)
+    if dropout.whole:
         if x.dim() < 3:
             return ""
-        there, dropped = there.flatten(2), dropped.flatten(2)
-        counted, gone = there.any(-1), dropped.any(-1)
-        if bool((gone & (dropped != there).any(-1)).any()):
+        nonzero, dropped = nonzero.flatten(2), dropped.flatten(2)
+        counted, gone = nonzero.any(-1), dropped.any(-1)
+        if bool((gone & (dropped != nonzero).any(-1)).any()):
             return "a channel is dropped in part"
-        there, dropped = counted, gone
-    count, gone_count = int(there.sum()), int(dropped.sum())
-    if abs(gone_count - found.p * count) <= 6 * math.sqrt(found.p * (1 - found.p) * count) + 1:
+        nonzero, dropped = counted, gone
+    count, gone_count = int(nonzero.sum()), int(dropped.sum())
+    if abs(gone_count - dropout.p * count) <= 6 * math.sqrt(dropout.p * (1 - dropout.p) * count) + 1:
         return ""
-    return f"{gone_count} of {count} values are dropped, {found.p:g} of them should be"
+    return f"{gone_count} of {count} values are dropped, {dropout.p:g} of them should be"

@@ -51,5 +51,5 @@ def point_at_equal(values: torch.Tensor, axis: int | None, device: torch.Tensor,
         return False
     if each_once and bool((device.sort(axis).values.diff(dim=axis) == 0).any()):
         return False
-    a, b = values.gather(axis, device), values.gather(axis, bench)
-    return bool(((a == b) | ((a != a) & (b != b))).all())
+    target, golden = values.gather(axis, device), values.gather(axis, bench)
+    return bool(((target == golden) | ((target != target) & (golden != golden))).all())

@@ -99,8 +99,8 @@ def fusion_attention_grad(
     Raises:
         NotChecked: as `fusion_attention`; with dropout always, as the operator draws its mask again.
     """
-    found = _backward(locals(), "dy")
-    return found.query, found.key, found.value, found.pse, found.sink
+    gradients = _backward(locals(), "dy")
+    return gradients.query, gradients.key, gradients.value, gradients.pse, gradients.sink
 
 
 def fusion_attention_grad_v2(

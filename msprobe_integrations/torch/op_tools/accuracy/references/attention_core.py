@@ -204,7 +204,7 @@ def heads_back(x: Tensor, layout: str) -> Tensor:
 def forward(call: Attention, query: Tensor, key: Tensor, value: Tensor) -> tuple[Tensor, ...]:
     """(attention, maximum of each softmax, sum of each softmax); the attention alone where a query has nothing that counts."""
     call.check()
-    found, maxima, sums = [], [], []
+    outputs, maxima, sums = [], [], []
     dead = False
     for block in blocks(call, query, key, value):
         weights, maximum, total = softmax(block.scores, call.sink)
@@ -214,10 +214,10 @@ def forward(call: Attention, query: Tensor, key: Tensor, value: Tensor) -> tuple
             dead = True
             if call.zero_rows or call.mask.is_compressed:
                 weights = weights.masked_fill(block.dead[..., None], 0)
-        found.append(heads_back(weights @ block.v, call.layout))
+        outputs.append(heads_back(weights @ block.v, call.layout))
         maxima.append(maximum)
         sums.append(total)
-    out = found[0] if len(found) == 1 else torch.cat(found)
+    out = outputs[0] if len(outputs) == 1 else torch.cat(outputs)
     return (out,) if dead else (out, _statistics(call, maxima), _statistics(call, sums))
 
 
@@ -282,20 +282,20 @@ def backward(
     call.check()
     names = ("query", "key", "value", "pse", "query_rope", "key_rope")
     all_inputs = dict(zip(names, (query, key, value, call.pse, call.query_rope, call.key_rope)))
-    inputs = {name: x.detach().requires_grad_() for name, x in all_inputs.items() if x is not None and x.numel()}
+    inputs = {name: tensor.detach().requires_grad_() for name, tensor in all_inputs.items() if tensor is not None and tensor.numel()}
     sinks: list[Tensor] = []
     with torch.enable_grad():
         roots, seeds = [], []
-        ours = replace(call, pse=inputs.get("pse"), query_rope=inputs.get("query_rope"), key_rope=inputs.get("key_rope"))
-        for block in blocks(ours, inputs["query"], inputs["key"], inputs["value"]):
+        own_call = replace(call, pse=inputs.get("pse"), query_rope=inputs.get("query_rope"), key_rope=inputs.get("key_rope"))
+        for block in blocks(own_call, inputs["query"], inputs["key"], inputs["value"]):
             g = _in_block(grad, call, block)
             kept = None if attention is None else _in_block(attention, call, block)
             with torch.no_grad():
                 weights, seed = _score_gradient(call, block, g, kept, maximum, total, sinks)
             roots += [block.scores, weights @ block.v]
             seeds += [seed, g]
-        found = torch.autograd.grad(roots, list(inputs.values()), seeds, allow_unused=True)
-    by_name: dict[str, Tensor | None] = dict(zip(inputs, found))
+        gradients = torch.autograd.grad(roots, list(inputs.values()), seeds, allow_unused=True)
+    by_name: dict[str, Tensor | None] = dict(zip(inputs, gradients))
     by_name["sink"] = torch.stack(sinks).sum(0) if sinks else None
     return Gradients(*(by_name.get(name) for name in Gradients._fields))
 

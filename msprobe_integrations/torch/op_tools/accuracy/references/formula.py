@@ -87,8 +87,8 @@ def gradient_of(formula: Formula, count: int, name: str = "grad") -> Formula:
             inputs = [values[each].detach().requires_grad_() for each in names]
             values.update(zip(names, inputs))
             result = formula(**values)
-            found = torch.autograd.grad(result[0] if isinstance(result, tuple) else result, inputs, grad)
-        return found[0] if count == 1 else found
+            gradients = torch.autograd.grad(result[0] if isinstance(result, tuple) else result, inputs, grad)
+        return gradients[0] if count == 1 else gradients
 
     grad = inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     signature = inspect.Signature([grad, *forward.parameters.values()])

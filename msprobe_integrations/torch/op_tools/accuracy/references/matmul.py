@@ -41,8 +41,8 @@ def matmul_backward(grad: Tensor, self: Tensor, other: Tensor, mask: Sequence[bo
     """Gradients of ``torch.matmul``, of those of its arguments that `mask` asks for."""
     with torch.enable_grad():
         inputs = [x.detach().requires_grad_() for x in (self, other)]
-        found = torch.autograd.grad(torch.matmul(*inputs), inputs, grad)
-    return found[0] if mask[0] else None, found[1] if mask[1] else None
+        gradients = torch.autograd.grad(torch.matmul(*inputs), inputs, grad)
+    return gradients[0] if mask[0] else None, gradients[1] if mask[1] else None
 
 
 def _lengths(groups: Groups, kind: int | None) -> list[int]:
@@ -100,10 +100,10 @@ def grouped_matmul(
         pairs = list(zip(parts, weights))
     biases = _biases(bias, len(pairs))
     activate = _ACTIVATIONS[act_type or 0]
-    found = [activate(a @ b if c is None else a @ b + c) for (a, b), c in zip(pairs, biases)]
+    products = [activate(a @ b if c is None else a @ b + c) for (a, b), c in zip(pairs, biases)]
     if not single:
-        return found
-    return [torch.stack(found)] if group_type == _INNER else [torch.cat(found)]
+        return products
+    return [torch.stack(products)] if group_type == _INNER else [torch.cat(products)]
 
 
 def _biases(bias: Sequence[Tensor] | None, count: int) -> list[Tensor | None]:

@@ -39,8 +39,8 @@ def moe_gating_top_k_softmax_v2(
     weights = torch.softmax(x, -1)
     order = _best(x if renorm else weights, k)
     best = torch.softmax(x.gather(-1, order), -1) if renorm else weights.gather(-1, order)
-    found = (best, _mark_finished_rows(order, finished, x.shape[-1]).int())
-    return (*found, weights) if output_softmax and not renorm else found
+    results = (best, _mark_finished_rows(order, finished, x.shape[-1]).int())
+    return (*results, weights) if output_softmax and not renorm else results
 
 
 def moe_gating_top_k(
@@ -66,8 +66,8 @@ def moe_gating_top_k(
     best = weights.gather(-1, order)
     if norm_type == 1:
         best = best / (best.sum(-1, keepdim=True) + eps)
-    found = (best * routed_scaling_factor, order.int())
-    return (*found, weights) if out_flag else found
+    results = (best * routed_scaling_factor, order.int())
+    return (*results, weights) if out_flag else results
 
 
 def moe_token_permute(
@@ -96,9 +96,9 @@ def moe_token_permute_grad(
 def _gather_rows(rows: Tensor, places: Tensor) -> Tensor:
     """Rows by their places; zeros for what was cut off."""
     places = places.long()
-    there = places < rows.shape[0]
+    is_row = places < rows.shape[0]
     return (
-        torch.where(there[:, None], rows[torch.where(there, places, 0)], 0)
+        torch.where(is_row[:, None], rows[torch.where(is_row, places, 0)], 0)
         if rows.shape[0]
         else rows.new_zeros(len(places), *rows.shape[1:])
     )
@@ -161,10 +161,10 @@ def moe_token_unpermute_with_routing_map(
     assert routing_map is not None
     choices = permuted_tokens.shape[0] // routing_map.shape[0]
     require(bool((routing_map.bool().sum(1) == choices).all()), "tokens with different numbers of experts: the result is not defined")
-    found = torch.unflatten(permuted_tokens[places], 0, (-1, choices))
+    tokens = torch.unflatten(permuted_tokens[places], 0, (-1, choices))
     if probs is not None:
-        found = found * probs[routing_map.bool()].view(-1, choices, 1)
-    return found.sum(1)
+        tokens = tokens * probs[routing_map.bool()].view(-1, choices, 1)
+    return tokens.sum(1)
 
 
 FORMULAS: dict[str, Formula] = {

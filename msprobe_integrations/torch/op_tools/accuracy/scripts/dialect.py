@@ -113,8 +113,8 @@ class TorchDialect:
         """Types, sizes, memory formats, layouts and devices."""
         value = item.get("value")
         if kind == "torch.dtype" and isinstance(value, str):
-            found = self.dtype(value)
-            return f"dtype({found})" if found and self.raises(value) else found
+            text = self.dtype(value)
+            return f"dtype({text})" if text and self.raises(value) else text
         if kind == "torch.Size" and isinstance(value, list) and all(type(n) is int for n in value):
             return f"torch.Size({value!r})"
         if kind == "torch.memory_format" and item.get("format") in _FORMATS:

@@ -73,8 +73,8 @@ def spread(count: int, low: float, high: float, mean: float, norm: float, random
     if high > low and math.isfinite(mean) and math.isfinite(norm):
         center, variance = (mean - low) / (high - low), (norm * norm / count - mean * mean) / (high - low) ** 2
         if 0 < center < 1 and 0 < variance < center * (1 - center):
-            both = center * (1 - center) / variance - 1
-            shares = torch.tensor([center * both, (1 - center) * both], dtype=torch.float64).clamp(1e-3, 1e6)
+            concentration = center * (1 - center) / variance - 1
+            shares = torch.tensor([center * concentration, (1 - center) * concentration], dtype=torch.float64).clamp(1e-3, 1e6)
             return torch._sample_dirichlet(shares.expand(count, 2), random)[:, 0]
     return torch.rand(count, generator=random, dtype=torch.float64)
 
@@ -145,11 +145,11 @@ def run(
         result = leaves(call(**arguments, dtype=dtype, device=device))
     returned = {id(leaf) for leaf in result}
     written = [(n, t) for n, t in arguments.items() if t._version != versions[n] and id(t) not in returned]
-    found = {f"output.{n}": leaf for n, leaf in enumerate(result) if leaf is not None}
-    found.update((f"{name} (written)", tensor) for name, tensor in written)
+    results = {f"output.{n}": leaf for n, leaf in enumerate(result) if leaf is not None}
+    results.update((f"{name} (written)", tensor) for name, tensor in written)
     if sources:
-        found.update(backward([leaf for leaf in found.values() if torch.is_tensor(leaf)], sources, incoming))
-    return {name: leaf.detach().cpu() if torch.is_tensor(leaf) else leaf for name, leaf in found.items()}
+        results.update(backward([leaf for leaf in results.values() if torch.is_tensor(leaf)], sources, incoming))
+    return {name: leaf.detach().cpu() if torch.is_tensor(leaf) else leaf for name, leaf in results.items()}
 
 
 def backward(outputs: list[torch.Tensor], sources: dict[str, torch.Tensor], incoming: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
@@ -164,8 +164,8 @@ def backward(outputs: list[torch.Tensor], sources: dict[str, torch.Tensor], inco
     for n, root in zip(given, heads):  # of drawn inputs another number of elements may come out (masked_select)
         given[n] = given[n] if given[n].shape == root.shape else torch.ones_like(root)
     tails = [given[n].to(root.device, root.dtype) for n, root in zip(given, heads)]
-    found = torch.autograd.grad(heads, list(sources.values()), tails, allow_unused=True)
-    return {f"gradient of {name}": gradient for name, gradient in zip(sources, found) if gradient is not None}
+    gradients = torch.autograd.grad(heads, list(sources.values()), tails, allow_unused=True)
+    return {f"gradient of {name}": gradient for name, gradient in zip(sources, gradients) if gradient is not None}
 
 
 def on_device(
@@ -179,9 +179,9 @@ def on_device(
     outputs = [spec["dtype"] for spec in case["outputs"].values()]
     low = next((kind for kind in outputs if kind in (torch.float16, torch.bfloat16)), None)
     try:
-        found = run(case, call, inputs, incoming, device, False)
-        if low is None or [t.dtype for n, t in found.items() if n in case["outputs"] and torch.is_tensor(t)] == outputs:
-            return found
+        results = run(case, call, inputs, incoming, device, False)
+        if low is None or [t.dtype for n, t in results.items() if n in case["outputs"] and torch.is_tensor(t)] == outputs:
+            return results
     except RuntimeError:
         if low is None:
             raise
@@ -255,15 +255,15 @@ def as_recorded(
 ) -> tuple[dict[str, Any], str]:
     """The results on the device. A dump does not say how tensors lie in memory, and kernels sum in another order when they lie otherwise:
     where results are not the recorded ones, layouts are tried. Also returns the layout that gave them."""
-    found, layout = on_device(case, call, inputs, incoming, device), ""
-    left = count_different_results(found, recorded)
-    for text, (other, gradients) in relaid([inputs, incoming])[:LAYOUTS] if left else []:
+    results, layout = on_device(case, call, inputs, incoming, device), ""
+    different = count_different_results(results, recorded)
+    for text, (other, gradients) in relaid([inputs, incoming])[:LAYOUTS] if different else []:
         attempt = on_device(case, call, other, gradients, device)
-        if count_different_results(attempt, recorded) < left:
-            found, layout, left = attempt, text, count_different_results(attempt, recorded)
-        if not left:
+        if count_different_results(attempt, recorded) < different:
+            results, layout, different = attempt, text, count_different_results(attempt, recorded)
+        if not different:
             break
-    return found, layout
+    return results, layout
 
 
 def on_bench(
@@ -300,10 +300,10 @@ def check(
     known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
     recorded = build_tensors(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
     unit = round_off(inputs)
-    found, layout = as_recorded(case, torch.compile(call) if compiled else call, inputs, incoming, recorded, device)
+    results, layout = as_recorded(case, torch.compile(call) if compiled else call, inputs, incoming, recorded, device)
     bench, near = on_bench(case, call, inputs, incoming, unit)
     rows = []
-    for name, result in found.items():
+    for name, result in results.items():
         direction = "backward" if name.startswith("gradient of ") else "forward"
         if direction not in case["directions"]:
             continue
@@ -318,7 +318,7 @@ def check(
         rows.append(row)
     if save:
         os.makedirs(save, exist_ok=True)
-        parts: dict[str, Any] = {"input": inputs, "incoming": incoming, "device": found, "bench": bench}
+        parts: dict[str, Any] = {"input": inputs, "incoming": incoming, "device": results, "bench": bench}
         torch.save(parts, os.path.join(save, f"{case['name']}.{seed}.pt"))
     return rows
 

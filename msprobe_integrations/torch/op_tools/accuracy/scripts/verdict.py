@@ -93,14 +93,14 @@ def judge_result(
         return status, message, measures
     if case["signs"]:
         d = align_signs(b.view(bench.shape), d.view(bench.shape)).reshape(-1)
-    units, most, bias, drift, at = measure_errors(b, d, near, max(unit, 2.0**-52), finite, device.dtype)
+    units, most, bias, drift, position = measure_errors(b, d, near, max(unit, 2.0**-52), finite, device.dtype)
     measures["units"] = max(units, most)
     good, bearable, strict = limits(device.dtype, unit, case, direction)
     own = inner(device.dtype) * 2 == torch.finfo(device.dtype).eps
-    found, text = by_condition(units, most if strict or own else 0.0, bias if strict else drift, at, good, bearable)
-    if found == ERROR and case["signs"] and direction == "backward":
-        found, text = WARNING, f"{text}; nothing determines the sign of the vectors, which these gradients depend on"
-    return max(status, found, key=(PASS, WARNING, ERROR).index), message or text, measures
+    status_of_errors, text = by_condition(units, most if strict or own else 0.0, bias if strict else drift, position, good, bearable)
+    if status_of_errors == ERROR and case["signs"] and direction == "backward":
+        status_of_errors, text = WARNING, f"{text}; nothing determines the sign of the vectors, which these gradients depend on"
+    return max(status, status_of_errors, key=(PASS, WARNING, ERROR).index), message or text, measures
 
 
 def align_signs(b: torch.Tensor, d: torch.Tensor) -> torch.Tensor:
@@ -166,8 +166,8 @@ def nonfinite(b: torch.Tensor, d: torch.Tensor, dtype: torch.dtype, near: list[t
     unstable = torch.zeros_like(wrong)
     for other in near:
         unstable |= other.isfinite() != b.isfinite()
-    at = int(wrong.nonzero()[0])
-    text = f"NaN and Inf: {int(wrong.sum())} elements disagree, the first at {at}: bench {b[at].item():.6g}, device {d[at].item():.6g}"
+    i = int(wrong.nonzero()[0])
+    text = f"NaN and Inf: {int(wrong.sum())} elements disagree, the first at {i}: bench {b[i].item():.6g}, device {d[i].item():.6g}"
     return finite, ERROR if bool((wrong & ~unstable).any()) else WARNING, text
 
 
@@ -226,12 +226,12 @@ def measure_errors(
         best[:-shift] = torch.maximum(best[:-shift], scale[shift:])
     scale = torch.maximum(scale, SHARE * best)
     units = torch.where(excess > 0, excess / scale.clamp(min=OF_ALL * inner(dtype) * of_all), 0.0)
-    at = int(units.argmax())
+    position = int(units.argmax())
     ordered = single[looked].sort()[0]
     most = float(ordered[int(MOST * (len(ordered) - 1))])
     used = looked & (b.abs() >= tiny)
     if inner(dtype) == off or b.is_complex() or int(used.sum()) < BIASED:
-        return float(units[at]), most, 0.0, 0.0, at
+        return float(units[position]), most, 0.0, 0.0, position
     total, by_output, by_inputs = float(((d - b) * b.sign())[used].sum()), off * b.abs()[used], (off / unit) * moved[used]
     shifts = [float(torch.where(used & other.isfinite(), (other - b) * b.sign(), 0.0).sum()) * (off / unit) for other in near]
     most_shift, rounding, inputs = SHIFT * max((abs(s) for s in shifts), default=0.0), float(by_output.sum()), float(by_inputs.sum())
@@ -239,7 +239,7 @@ def measure_errors(
     own = min(BIAS * rounding, CONSTANT * rounding + random + most_shift)
     several = math.hypot(random, random_inputs) + ALIKE * max(inputs - rounding, 0.0)
     with_inputs = min(BIAS * (rounding + inputs), CONSTANTS * rounding + several + most_shift)
-    return float(units[at]), most, total / own, total / with_inputs, at
+    return float(units[position]), most, total / own, total / with_inputs, position
 
 
 def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str) -> tuple[float, float, bool]:
@@ -258,11 +258,11 @@ def limits(dtype: torch.dtype, unit: float, case: dict[str, Any], direction: str
     return COARSE * loose * own, COARSE * own if loose == 1.0 else math.inf, False
 
 
-def by_condition(units: float, most: float, bias: float, at: int, good: float, bearable: float) -> tuple[str, str]:
+def by_condition(units: float, most: float, bias: float, position: int, good: float, bearable: float) -> tuple[str, str]:
     """Status and reason."""
     if abs(bias) > 1 and bearable < math.inf:
         return ERROR, f"all results are too {'large' if bias > 0 else 'small'}, by {abs(bias):.3g} times what round-off can make of all"
-    text = f"{units:.3g} times round-off and condition, at element {at}; up to {good:.3g} is right"
+    text = f"{units:.3g} times round-off and condition, at element {position}; up to {good:.3g} is right"
     if units > bearable:
         return ERROR, text
     if units > good:
