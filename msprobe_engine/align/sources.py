@@ -44,30 +44,32 @@ def pair_paths(
         DumpFormatError: there is no dump at a path.
         UsageError: a file against a directory, or no step or rank in common.
     """
-    one, two = _present(target), _present(golden)
-    if _is_file(one) != _is_file(two):
-        file, directory = (one, two) if _is_file(one) else (two, one)
+    target_path, golden_path = _present(target), _present(golden)
+    if _is_file(target_path) != _is_file(golden_path):
+        file, directory = (target_path, golden_path) if _is_file(target_path) else (golden_path, target_path)
         if not _is_file(directory / file.name):
             raise UsageError(f"{file} is a file and {directory} a directory; give two dump.json, or two directories of the same kind")
-        one, two = (one, directory / file.name) if _is_file(one) else (directory / file.name, two)
-    if _is_file(one):
-        return Sources([_of_files(one, two, Path(stack) if stack else None)])
-    found = Sources()
-    first = _dump_at(one)
-    if first is None and (kind := static_graph_sources.kind_of(one)) is not None:
-        static_graph_sources.pair_graphs(found, kind, one, two, frozenset(steps), frozenset(ranks))
-        if not found.tasks:
+        target_path, golden_path = (target_path, directory / file.name) if _is_file(target_path) else (directory / file.name, golden_path)
+    if _is_file(target_path):
+        return Sources([_of_files(target_path, golden_path, Path(stack) if stack else None)])
+    sources = Sources()
+    known_dump = _dump_at(target_path)
+    if known_dump is None and (kind := static_graph_sources.kind_of(target_path)) is not None:
+        static_graph_sources.pair_graphs(sources, kind, target_path, golden_path, frozenset(steps), frozenset(ranks))
+        if not sources.tasks:
             raise UsageError(f"{target} against {golden}: no rank, step and graph in common to compare; name the directories themselves")
-        return found
-    mixed = [name for name in MIXED if (one / name).is_dir() and (two / name).is_dir()]
+        return sources
+    mixed = [name for name in MIXED if (target_path / name).is_dir() and (golden_path / name).is_dir()]
     for folder in mixed:
-        _add_steps(found, folder, open_dump(one / folder), open_dump(two / folder), frozenset(steps), frozenset(ranks), True)
+        _add_steps(
+            sources, folder, open_dump(target_path / folder), open_dump(golden_path / folder), frozenset(steps), frozenset(ranks), True
+        )
     if not mixed:
-        found.dumps = one_dump, other = first or open_dump(one), open_dump(two)
-        _add_steps(found, ".", one_dump, other, frozenset(steps), frozenset(ranks), False)
-    if not found.tasks:
-        raise UsageError(f"{target} against {golden}: nothing in common to compare. {' '.join(found.lost + found.notes)}")
-    return found
+        sources.dumps = target_dump, golden_dump = known_dump or open_dump(target_path), open_dump(golden_path)
+        _add_steps(sources, ".", target_dump, golden_dump, frozenset(steps), frozenset(ranks), False)
+    if not sources.tasks:
+        raise UsageError(f"{target} against {golden}: nothing in common to compare. {' '.join(sources.lost + sources.notes)}")
+    return sources
 
 
 def _dump_at(root: Path) -> DumpDirectory | None:
@@ -139,16 +141,16 @@ def from_json(path: str | Path) -> dict[str, Any]:
     stack, log = document.get("stack_path") or None, document.get("is_print_compare_log", True)
     if not isinstance(stack, str | None) or not isinstance(log, bool):
         raise UsageError(f"{path}: stack_path is {stack!r} and is_print_compare_log {log!r}; a path, and true or false, are allowed")
-    found = {"npu_path": document["npu_path"], "bench_path": document["bench_path"], "stack_path": stack, "is_print_compare_log": log}
-    found["common"] = bool(document.get("common"))
+    settings = {"npu_path": document["npu_path"], "bench_path": document["bench_path"], "stack_path": stack, "is_print_compare_log": log}
+    settings["common"] = bool(document.get("common"))
     for key in ("rank_id", "step_id"):
-        chosen = found[key] = document.get(key) or []
+        chosen = settings[key] = document.get(key) or []
         if not isinstance(chosen, list) or not all(type(number) is int and number >= 0 for number in chosen):
             raise UsageError(f"{path}: key {key!r} is {str(chosen)[:80]!r}; a list of numbers is allowed, an empty one means all")
-    renamed = found["map_dict"] = document.get("map_dict") or {}
+    renamed = settings["map_dict"] = document.get("map_dict") or {}
     if not isinstance(renamed, dict) or not all(isinstance(name, str) for name in renamed.values()):
         raise UsageError(f'{path}: key \'map_dict\' is {str(renamed)[:80]!r}; an object of names is needed, such as {{"input": "x"}}')
-    return found
+    return settings
 
 
 def numbers(text: str | None, flag: str) -> frozenset[int]:
@@ -157,7 +159,7 @@ def numbers(text: str | None, flag: str) -> frozenset[int]:
     Raises:
         UsageError: it is something else.
     """
-    found: set[int] = set()
+    chosen: set[int] = set()
     for part in (text or "").replace(" ", "").split(","):
         first, _, last = part.partition("-")
         if not part:
@@ -166,21 +168,21 @@ def numbers(text: str | None, flag: str) -> frozenset[int]:
             raise UsageError(f"{flag} {text!r}: {part!r} is no number and no range; 0,1,4-6 is one")
         if int(last or first) - int(first) > 1_000_000:
             raise UsageError(f"{flag} {text!r}: {part!r} is longer than a million; there are no such many")
-        found.update(range(int(first), int(last or first) + 1))
-    return frozenset(found)
+        chosen.update(range(int(first), int(last or first) + 1))
+    return frozenset(chosen)
 
 
 def _present(path: str | Path) -> Path:
-    found = Path(path)
-    require_visible(found)
-    if not found.exists() and not holds_dump(found):
+    location = Path(path)
+    require_visible(location)
+    if not location.exists() and not holds_dump(location):
         raise DumpFormatError(
             f"{path}: there is no such file or directory; give a dump.json, the directory of a rank or a step, the root of a dump, or the "
             "output directory of a run"
         )
-    if found.exists() and not found.is_dir() and not found.is_file():
+    if location.exists() and not location.is_dir() and not location.is_file():
         raise DumpFormatError(f"{path}: is no regular file; no dump has such a file, do not trust it")
-    return found
+    return location
 
 
 def _is_file(path: Path) -> bool:
@@ -201,71 +203,96 @@ def _of_files(target: Path, golden: Path, stack: Path | None) -> Task:
 
 
 def _add_steps(
-    found: Sources,
+    sources: Sources,
     folder: str,
-    one: DumpDirectory,
-    two: DumpDirectory,
+    target: DumpDirectory,
+    golden: DumpDirectory,
     steps: frozenset[int],
     ranks: frozenset[int],
     mixed: bool,
 ) -> None:
-    for dump in (one, two):
+    for dump in (target, golden):
         if dump.strays:  # they are left alone, as 26.2.0 does; 8.1.1 stops
             said = f"{len(dump.strays)} entries beside the ranks are no rank directories: {_list_shortened(sorted(dump.strays))}."
-            found.notes.append(f"{dump.root}: {said}")
-        found.lost += missing_steps(dump, steps)
-    found.lost += [] if steps else steps_on_one_side(one, two)
-    chosen = [(a, b) for a, b in _steps(found, one, two) if not steps or a in steps]
-    if steps - {a for a, _ in chosen}:
-        found.lost.append(f"Steps {_list_shortened(sorted(steps - {a for a, _ in chosen}))} were asked for and are not in both dumps.")
-    for a, b in chosen:
-        found.lost += [sentence for dump, step in ((one, a), (two, b)) for sentence in missing_ranks(dump, step, ranks)]
-        name = f"{folder}/step{a}" if mixed else f"step{a}" if len(one.steps) > 1 else folder
-        for first, second in _ranks(found, one, two, a, b, ranks):
-            _add_files(found, name, a, first, second)
+            sources.notes.append(f"{dump.root}: {said}")
+        sources.lost += missing_steps(dump, steps)
+    sources.lost += [] if steps else steps_on_one_side(target, golden)
+    chosen = [
+        (target_step, golden_step) for target_step, golden_step in _steps(sources, target, golden) if not steps or target_step in steps
+    ]
+    if steps - {target_step for target_step, _ in chosen}:
+        sources.lost.append(
+            f"Steps {_list_shortened(sorted(steps - {target_step for target_step, _ in chosen}))} were asked for and are not in both dumps."
+        )
+    for target_step, golden_step in chosen:
+        sources.lost += [
+            sentence for dump, step in ((target, target_step), (golden, golden_step)) for sentence in missing_ranks(dump, step, ranks)
+        ]
+        name = f"{folder}/step{target_step}" if mixed else f"step{target_step}" if len(target.steps) > 1 else folder
+        for target_rank, golden_rank in _ranks(sources, target, golden, target_step, golden_step, ranks):
+            _add_files(sources, name, target_step, target_rank, golden_rank)
 
 
-def _steps(found: Sources, one: DumpDirectory, two: DumpDirectory) -> list[tuple[int, int]]:
-    if len(one.steps) == len(two.steps) == 1:
-        if one.steps != two.steps:
-            found.notes.append(f"Step {one.steps[0]} is compared with step {two.steps[0]} of the golden dump: each has one step only.")
-        return [(one.steps[0], two.steps[0])]
-    return [(step, step) for step in one.steps if step in set(two.steps)]
+def _steps(sources: Sources, target: DumpDirectory, golden: DumpDirectory) -> list[tuple[int, int]]:
+    if len(target.steps) == len(golden.steps) == 1:
+        if target.steps != golden.steps:
+            sources.notes.append(
+                f"Step {target.steps[0]} is compared with step {golden.steps[0]} of the golden dump: each has one step only."
+            )
+        return [(target.steps[0], golden.steps[0])]
+    return [(step, step) for step in target.steps if step in set(golden.steps)]
 
 
 def _ranks(
-    found: Sources, one: DumpDirectory, two: DumpDirectory, a: int, b: int, ranks: frozenset[int]
+    sources: Sources, target: DumpDirectory, golden: DumpDirectory, target_step: int, golden_step: int, ranks: frozenset[int]
 ) -> list[tuple[tuple[int | None, Path], tuple[int | None, Path]]]:
     """Pairs of (rank, directory)."""
-    first, second = one.ranks(a), two.ranks(b)
-    common = [rank for rank in first if rank in set(second)]
+    target_ranks, golden_ranks = target.ranks(target_step), golden.ranks(golden_step)
+    common = [rank for rank in target_ranks if rank in set(golden_ranks)]
     pairs: list[tuple[int | str, int | str]]
-    if len(first) != len(second) and 0 in (*first, *second) and (_is_one_process(first) or _is_one_process(second)):
-        pairs = [(first[0], second[0])]
+    if (
+        len(target_ranks) != len(golden_ranks)
+        and 0 in (*target_ranks, *golden_ranks)
+        and (_is_one_process(target_ranks) or _is_one_process(golden_ranks))
+    ):
+        pairs = [(target_ranks[0], golden_ranks[0])]
     elif common:
         pairs = [(rank, rank) for rank in common]
-    elif len(first) == len(second) and (len(first) == 1 or all(isinstance(r, int) for r in (*first, *second))):
-        pairs = list(zip(first, second))
-        if len(first) > 1 or all(isinstance(r, int) for r in (*first, *second)):
-            found.notes.append(f"Step {a}: no rank in common; paired in their order, {first[0]} with {second[0]} and so on.")
+    elif len(target_ranks) == len(golden_ranks) and (
+        len(target_ranks) == 1 or all(isinstance(r, int) for r in (*target_ranks, *golden_ranks))
+    ):
+        pairs = list(zip(target_ranks, golden_ranks))
+        if len(target_ranks) > 1 or all(isinstance(r, int) for r in (*target_ranks, *golden_ranks)):
+            sources.notes.append(
+                f"Step {target_step}: no rank in common; paired in their order, {target_ranks[0]} with {golden_ranks[0]} and so on."
+            )
     else:
         pairs = []
-        found.lost.append(
-            f"Step {a}: ranks {_list_shortened(first)} against {_list_shortened(second)}: which belong together cannot be told."
+        sources.lost.append(
+            f"Step {target_step}: ranks {_list_shortened(target_ranks)} against {_list_shortened(golden_ranks)}: "
+            "which belong together cannot be told."
         )
-    if len(first) != len(second):
-        found.notes.append(f"Step {a}: {len(first)} ranks against {len(second)}; the tables have the {len(pairs)} that both have.")
-    for word, keys, used in (("target", first, {p for p, _ in pairs}), ("golden", second, {q for _, q in pairs})):
+    if len(target_ranks) != len(golden_ranks):
+        sources.notes.append(
+            f"Step {target_step}: {len(target_ranks)} ranks against {len(golden_ranks)}; the tables have the {len(pairs)} that both have."
+        )
+    for word, keys, used in (
+        ("target", target_ranks, {target_rank for target_rank, _ in pairs}),
+        ("golden", golden_ranks, {golden_rank for _, golden_rank in pairs}),
+    ):
         alone = [key for key in keys if key not in used]
         if alone and pairs:
-            found.lost.append(f"Step {a}: ranks only in the {word}: {_list_shortened(alone)}.")
+            sources.lost.append(f"Step {target_step}: ranks only in the {word}: {_list_shortened(alone)}.")
     if ranks:
-        own = {p: 0 if _is_one_process(first) else p for p, _ in pairs}
+        own = {target_rank: 0 if _is_one_process(target_ranks) else target_rank for target_rank, _ in pairs}
         missing = sorted(ranks - {rank for rank in own.values() if isinstance(rank, int)})
-        pairs = [(p, q) for p, q in pairs if own[p] in ranks]
+        pairs = [(target_rank, golden_rank) for target_rank, golden_rank in pairs if own[target_rank] in ranks]
         if missing:
-            found.lost.append(f"Step {a}: ranks {_list_shortened(missing)} were asked for and are not in both dumps.")
-    return [(_locate_rank(one, a, p), _locate_rank(two, b, q)) for p, q in pairs]
+            sources.lost.append(f"Step {target_step}: ranks {_list_shortened(missing)} were asked for and are not in both dumps.")
+    return [
+        (_locate_rank(target, target_step, target_rank), _locate_rank(golden, golden_step, golden_rank))
+        for target_rank, golden_rank in pairs
+    ]
 
 
 def _is_one_process(ranks: Sequence[int | str]) -> bool:
@@ -277,15 +304,17 @@ def _locate_rank(dump: DumpDirectory, step: int, key: int | str) -> tuple[int | 
     return (key if isinstance(key, int) else None), dump.path(step, key)
 
 
-def _add_files(found: Sources, folder: str, step: int, first: tuple[int | None, Path], second: tuple[int | None, Path]) -> None:
-    (rank, one), (other, two) = first, second
-    rank = other if rank is None else rank
-    name = f"rank{rank}" if rank is not None else one.resolve().name
-    kinds = [kind for kind in (layout.DUMP, layout.DEBUG) if _has(one, kind) and _has(two, kind)]
+def _add_files(
+    sources: Sources, folder: str, step: int, target_place: tuple[int | None, Path], golden_place: tuple[int | None, Path]
+) -> None:
+    (rank, target), (golden_rank, golden) = target_place, golden_place
+    rank = golden_rank if rank is None else rank
+    name = f"rank{rank}" if rank is not None else target.resolve().name
+    kinds = [kind for kind in (layout.DUMP, layout.DEBUG) if _has(target, kind) and _has(golden, kind)]
     for kind in kinds:
-        found.tasks.append(Task(one / kind, two / kind, step, rank, folder, f"{_STEMS[kind]}_{name}"))
+        sources.tasks.append(Task(target / kind, golden / kind, step, rank, folder, f"{_STEMS[kind]}_{name}"))
     if not kinds:
-        found.lost.append(f"{one} and {two} have no file in common (dump.json or debug.json).")
+        sources.lost.append(f"{target} and {golden} have no file in common (dump.json or debug.json).")
 
 
 def _has(directory: Path, kind: str) -> bool:

@@ -36,26 +36,28 @@ def kind_of(root: Path) -> str | None:
     return None
 
 
-def pair_graphs(found: Sources, kind: str, one: Path, two: Path, steps: frozenset[int], ranks: frozenset[int]) -> None:
-    """Add the pairs of directories of two dumps of one kind to `found`; what has no partner is said there.
+def pair_graphs(sources: Sources, kind: str, target: Path, golden: Path, steps: frozenset[int], ranks: frozenset[int]) -> None:
+    """Add the pairs of directories of two dumps of one kind to `sources`; what has no partner is said there.
 
     Raises:
         UsageError: they are of two kinds.
     """
 
-    other = kind_of(two)
-    if other != kind:
+    golden_kind = kind_of(golden)
+    if golden_kind != kind:
         words = {KERNELS: "a kernel dump of a static graph", POINTS: "single points of a static graph", None: "neither"}
-        raise UsageError(f"{one} is {words[kind]}, {two} is {words[other]}; give two dumps of one kind")
+        raise UsageError(f"{target} is {words[kind]}, {golden} is {words[golden_kind]}; give two dumps of one kind")
     if kind == POINTS:
-        first, second = ({str(path.relative_to(root)): path for path in kernel_directories(root)} for root in (one, two))
-        for name in sorted(first.keys() & second.keys()):
-            found.tasks.append(Task(first[name], second[name], folder=name, stem="result", stamped=False))
-        if not found.tasks and len(first) == len(second) == 1:
-            found.tasks.append(Task(next(iter(first.values())), next(iter(second.values())), stem="result", stamped=False))
-        _say_alone(found, {k: k for k in first}, {k: k for k in second}, one, two)
+        target_points, golden_points = (
+            {str(path.relative_to(root)): path for path in kernel_directories(root)} for root in (target, golden)
+        )
+        for name in sorted(target_points.keys() & golden_points.keys()):
+            sources.tasks.append(Task(target_points[name], golden_points[name], folder=name, stem="result", stamped=False))
+        if not sources.tasks and len(target_points) == len(golden_points) == 1:
+            sources.tasks.append(Task(next(iter(target_points.values())), next(iter(golden_points.values())), stem="result", stamped=False))
+        _say_alone(sources, {k: k for k in target_points}, {k: k for k in golden_points}, target, golden)
         return
-    places, partners = _places(one), _places(two)
+    places, partners = _places(target), _places(golden)
     if len(places) == len(partners) == 1:  # whatever they are called
         partners = dict(zip(places, partners.values()))
     for place in sorted(places.keys() & partners.keys()):
@@ -63,8 +65,8 @@ def pair_graphs(found: Sources, kind: str, one: Path, two: Path, steps: frozense
             continue
         stem = f"compare_result_{max(place.rank, 0)}_{max(place.step, 0)}" + (f"_graph{place.graph}" if place.graph else "")
         step, rank = (place.step if place.step >= 0 else None), (place.rank if place.rank >= 0 else None)
-        found.tasks.append(Task(places[place], partners[place], step, rank, ".", stem))
-    _say_alone(found, {place: _words(place) for place in places}, {place: _words(place) for place in partners}, one, two)
+        sources.tasks.append(Task(places[place], partners[place], step, rank, ".", stem))
+    _say_alone(sources, {place: _words(place) for place in places}, {place: _words(place) for place in partners}, target, golden)
 
 
 def renamed_points(map_dict: Mapping[str, str], root: Path) -> dict[str, str]:
@@ -80,12 +82,12 @@ def renamed_points(map_dict: Mapping[str, str], root: Path) -> dict[str, str]:
 
 def _places(root: Path) -> dict[_Place, Path]:
     """Graphs that lie side by side are one place; those that do not, each its own."""
-    found: dict[tuple[int, int], dict[str, Path]] = {}
+    graphs_by_step: dict[tuple[int, int], dict[str, Path]] = {}
     for directory in kernel_directories(root):
         rank, step, graph = rank_and_step(directory, root)
-        found.setdefault((-1 if step is None else step, -1 if rank is None else rank), {})[graph] = directory
+        graphs_by_step.setdefault((-1 if step is None else step, -1 if rank is None else rank), {})[graph] = directory
     places = {}
-    for (step, rank), graphs in found.items():
+    for (step, rank), graphs in graphs_by_step.items():
         paths = list(graphs.values())
         together = {(path.parent.parent, path.name) for path in paths}
         if len(paths) > 1 and len(together) == 1 and all(path.parent.name == graph for graph, path in graphs.items()):
@@ -101,9 +103,11 @@ def _words(place: _Place) -> str:
     return ", ".join([*said, f"graph {place.graph}"] if place.graph else said) or "the directory itself"
 
 
-def _say_alone(found: Sources, first: Mapping[object, str], second: Mapping[object, str], one: Path, two: Path) -> None:
-    for mine, others, root in ((first, second, one), (second, first, two)):
-        alone = [words for key, words in mine.items() if key not in others]
-        if alone and found.tasks:
+def _say_alone(
+    sources: Sources, target_names: Mapping[object, str], golden_names: Mapping[object, str], target: Path, golden: Path
+) -> None:
+    for names, others, root in ((target_names, golden_names, target), (golden_names, target_names, golden)):
+        alone = [words for key, words in names.items() if key not in others]
+        if alone and sources.tasks:
             said = "; ".join(sorted(alone)[:5]) + ("; ..." if len(alone) > 5 else "")
-            found.notes.append(f"Only in {root}: {said}.")
+            sources.notes.append(f"Only in {root}: {said}.")

@@ -28,13 +28,13 @@ def align_sides(target: DumpTable, golden: DumpTable) -> Aligned:
 def align_trees(target: Tree, golden: Tree) -> Aligned:
     """Which record belongs to which, of one framework; of a side that is whole beside one that was cut off, those that can have a
     partner."""
-    found = _ends(target, golden)
+    ends = _ends(target, golden)
     parts = [
         tree if end == len(tree.names) else Tree(subset(tree.side, range(end)), tree.names[:end])
-        for tree, end in zip((target, golden), found)
+        for tree, end in zip((target, golden), ends)
     ]
     structure = parameter_owner.in_other_order(Matcher(parts[0], parts[1]).run(), parts[0], parts[1])
-    _leave_out_behind_cut(structure, target.side, golden.side, found)
+    _leave_out_behind_cut(structure, target.side, golden.side, ends)
     return Aligned(target, golden, structure)
 
 
@@ -57,13 +57,13 @@ def _count_calls_before_cut(tree: Tree, other: Tree) -> int:
     return max(known) + 1 if len(known) >= _ONE_PROGRAM * len(other.names) else whole
 
 
-def _leave_out_behind_cut(structure: Structure, target: DumpTable, golden: DumpTable, found: tuple[int, int]) -> None:
+def _leave_out_behind_cut(structure: Structure, target: DumpTable, golden: DumpTable, ends: tuple[int, int]) -> None:
     """Note in `structure` which records lie behind the place where the other side was cut off, and let that side say how many they are.
 
     Args:
-        found: how many records of both sides were matched, see `_ends`.
+        ends: how many records of both sides were matched, see `_ends`.
     """
-    behind = tuple(frozenset(range(end, len(side.ops))) for side, end in zip((target, golden), found))
+    behind = tuple(frozenset(range(end, len(side.ops))) for side, end in zip((target, golden), ends))
     structure.behind_cut = behind[0], behind[1]
     for cut, other, records in ((golden, target, behind[0]), (target, golden, behind[1])):
         if records:

@@ -41,8 +41,8 @@ class CallPairs:
         Args:
             back: record of the golden side -> its partner.
         """
-        x, y = self.target.twin(i), self.golden.twin(j)
+        target_twin, golden_twin = self.target.twin(i), self.golden.twin(j)
         self.drop(i)
-        for twin in (x, None if y is None else back.get(y)):
+        for twin in (target_twin, None if golden_twin is None else back.get(golden_twin)):
             if twin is not None and twin in self.found:
                 self.drop(twin)

@@ -45,17 +45,17 @@ class Producers:
 
     def get(self, row: int) -> int | None:
         """The record, or None."""
-        found = self.records[row] if row >= 0 else -1
-        return None if found < 0 else found
+        record = self.records[row] if row >= 0 else -1
+        return None if record < 0 else record
 
     def __contains__(self, row: int) -> bool:
         return self.get(row) is not None
 
     def __getitem__(self, row: int) -> int:
-        found = self.get(row)
-        if found is None:
+        record = self.get(row)
+        if record is None:
             raise KeyError(row)
-        return found
+        return record
 
 
 class Tree:
@@ -77,27 +77,27 @@ class Tree:
         """Record index of each record's nearest enclosing record, or `ROOT`."""
         side, index = self.side, self.index
         construct = side.construct
-        found = []
+        parents = []
         for name in side.ops:
             if construct.get(name) is None:
-                found.append(ROOT)
+                parents.append(ROOT)
                 continue
             parent, seen = side.parent(name), {name}
             while parent is not None and parent not in index and parent not in seen:
                 seen.add(parent)
                 parent = side.parent(parent)
-            found.append(index.get(parent, ROOT) if parent is not None and parent not in seen else ROOT)
-        return _without_circles(found)
+            parents.append(index.get(parent, ROOT) if parent is not None and parent not in seen else ROOT)
+        return _without_circles(parents)
 
     @cached_property
     def children(self) -> dict[int, list[int]]:
         """Record index (or `ROOT`) -> records directly inside, in the order they were completed. Parameter gradients are not among them:
         what they belong to is in their name."""
-        found: dict[int, list[int]] = {}
+        children: dict[int, list[int]] = {}
         for i, (parent, gradients) in enumerate(zip(self.parents, self.gradients)):
             if not gradients:
-                found.setdefault(parent, []).append(i)
-        return found
+                children.setdefault(parent, []).append(i)
+        return children
 
     @cached_property
     def has_modules(self) -> bool:
@@ -113,11 +113,11 @@ class Tree:
     def gradients(self) -> list[bool]:
         """Record -> it is one of parameter gradients, by what it holds and by a name that says of which module."""
         side = self.side
-        first = factorize.firsts(side)
-        some = first[:-1] < first[1:]
-        found = np.zeros(len(some), bool)
-        found[some] = np.frombuffer(bytes(side.role), np.uint8)[first[:-1][some]] == PARAMETERS_GRAD
-        return [one and len(kind) == 4 for one, kind in zip(found.tolist(), self.kinds)]
+        first_rows = factorize.firsts(side)
+        some = first_rows[:-1] < first_rows[1:]
+        are_gradients = np.zeros(len(some), bool)
+        are_gradients[some] = np.frombuffer(bytes(side.role), np.uint8)[first_rows[:-1][some]] == PARAMETERS_GRAD
+        return [holds_gradient and len(kind) == 4 for holds_gradient, kind in zip(are_gradients.tolist(), self.kinds)]
 
     def is_gradients(self, op: int) -> bool:
         """A record of parameter gradients."""
@@ -128,7 +128,7 @@ class Tree:
         """What a record is, without its number: (direction, prefix, function) or (direction, ``Module``, path, class). Equal kinds are one
         object."""
         known: dict[str, Kind] = {}
-        found: list[Kind] = []
+        kinds: list[Kind] = []
         for name in self.names:
             head, _, last = name.rpartition(".")
             if last in _DIRECTIONS:
@@ -139,14 +139,14 @@ class Tree:
             kind = known.get(key)
             if kind is None:
                 kind = known[key] = _kind(name)
-            found.append(kind)
-        return found
+            kinds.append(kind)
+        return kinds
 
     @cached_property
     def recomputed(self) -> frozenset[int]:
         """Calls that the backward pass makes again, with collectives inside of them, which say nothing of it."""
-        told = {op for op, tags in self.side.tags.items() if tags.get("is_recompute")}
-        return frozenset(told.union(op for op in self.side.collectives if told and not told.isdisjoint(self.above(op))))
+        tagged = {op for op, tags in self.side.tags.items() if tags.get("is_recompute")}
+        return frozenset(tagged.union(op for op in self.side.collectives if tagged and not tagged.isdisjoint(self.above(op))))
 
     def tensors_in(self, op: int) -> list[int]:
         """Rows of the tensors that a record takes in, and of the numbers."""
@@ -172,8 +172,8 @@ class Tree:
             return (self.kinds[op], *(side.stats[row].tobytes() for row in self.tensors_in(op)))
 
         again, kinds = {numbers(op) for op in self.recomputed}, {self.kinds[op] for op in self.recomputed}
-        first = (op for op in range(len(self.kinds)) if op not in self.recomputed and self.kinds[op] in kinds)
-        return frozenset(op for op in first if numbers(op) in again)
+        first_time = (op for op in range(len(self.kinds)) if op not in self.recomputed and self.kinds[op] in kinds)
+        return frozenset(op for op in first_time if numbers(op) in again)
 
     def twin(self, op: int) -> int | None:
         """The backward record of a forward record."""
@@ -261,34 +261,34 @@ class Tree:
         last call inside it have the same output; the call is taken, which came first.
         """
         side = self.side
-        found = array("q", [-1]) * len(side)
+        records = array("q", [-1]) * len(side)
         rows, marks, out = self._marks()
         seen: dict[int, int] = {}
-        at = -1
+        current = -1
         outputs: list[int] = []
         own: set[int] = set()
         for row, mark, op, gives in zip(rows, marks, np.array(side.op, np.int64)[rows].tolist(), out):
-            if op != at:
-                self._give(seen, at, outputs, own)
-                at, outputs, own = op, [], set()
+            if op != current:
+                self._give(seen, current, outputs, own)
+                current, outputs, own = op, [], set()
             if gives:
                 outputs.append(mark)
             else:
                 own.add(mark)
                 before = seen.get(mark, -1)
                 if before >= 0:
-                    found[row] = before
-        self._give(seen, at, outputs, own)
-        return Producers(found)
+                    records[row] = before
+        self._give(seen, current, outputs, own)
+        return Producers(records)
 
     @cached_property
     def users(self) -> dict[int, list[int]]:
         """Record -> records that take in what it gave out."""
-        found: dict[int, list[int]] = {}
+        users: dict[int, list[int]] = {}
         for row, source in enumerate(self.producers.records):
             if source >= 0:
-                found.setdefault(source, []).append(self.side.op[row])
-        return found
+                users.setdefault(source, []).append(self.side.op[row])
+        return users
 
     def _give(self, seen: dict[int, int], op: int, outputs: list[int], own: set[int]) -> None:
         for mark in outputs:
@@ -306,7 +306,10 @@ class Tree:
         for row in side.values:
             tensor[row] &= side.requires_grad[row] is not None
         turned: dict[Hashable, int] = {}  # ``x.mT`` is no call: a matrix and the transposed one have the same numbers
-        alike = [turned.setdefault(tuple(sorted(map(str, shape))) if type(shape) is list else at, at) for at, shape in enumerate(shapes)]
+        alike = [
+            turned.setdefault(tuple(sorted(map(str, shape))) if type(shape) is list else number, number)
+            for number, shape in enumerate(shapes)
+        ]
         mark = np.array(alike or [0], np.uint64)[sizes]
         if any(side.md5):
             mark ^= np.fromiter(map(hash, side.md5), np.int64, len(side)).view(np.uint64)
@@ -360,15 +363,15 @@ def _without_circles(parents: list[int]) -> list[int]:
     state = bytearray(len(parents))  # 1: on the way up from here, 2: known to end at the root
     depth = [0] * len(parents)
     for start in range(len(parents)):
-        way = []
+        path = []
         op = start
         while op != ROOT and state[op] == 0:
             state[op] = 1
-            way.append(op)
+            path.append(op)
             op = parents[op]
         if op != ROOT and state[op] == 1:
             parents[op] = ROOT
-        for op in reversed(way):
+        for op in reversed(path):
             state[op] = 2
             depth[op] = 0 if parents[op] == ROOT else depth[parents[op]] + 1
             if depth[op] > MOST_LEVELS:

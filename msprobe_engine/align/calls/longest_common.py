@@ -21,58 +21,58 @@ STRETCH = 120
 Pair = tuple[int, int]
 
 
-def align(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[Pair]:
+def align(target: Sequence[Hashable], golden: Sequence[Hashable]) -> list[Pair]:
     """Pairs (i, j) with ``first[i] == second[j]``, ascending in both."""
     low = 0
-    n, m = len(first), len(second)
-    while low < n and low < m and first[low] == second[low]:
+    n, m = len(target), len(golden)
+    while low < n and low < m and target[low] == golden[low]:
         low += 1
     high = 0
-    while high < n - low and high < m - low and first[n - 1 - high] == second[m - 1 - high]:
+    while high < n - low and high < m - low and target[n - 1 - high] == golden[m - 1 - high]:
         high += 1
     pairs = [(i, i) for i in range(low)]
     if low < n - high and low < m - high:
-        found = _middle(first[low : n - high], second[low : m - high])
-        pairs += [(i + low, j + low) for i, j in found]
+        inner = _middle(target[low : n - high], golden[low : m - high])
+        pairs += [(i + low, j + low) for i, j in inner]
     pairs += [(n - k, m - k) for k in range(high, 0, -1)]
     return pairs
 
 
 def gaps(pairs: Sequence[Pair], n: int, m: int) -> list[tuple[range, range]]:
     """What lies between aligned elements, where both sides have something."""
-    found = []
+    ranges = []
     i = j = 0
-    for a, b in [*pairs, (n, m)]:
-        if a > i and b > j:
-            found.append((range(i, a), range(j, b)))
-        i, j = a + 1, b + 1
-    return found
+    for next_i, next_j in [*pairs, (n, m)]:
+        if next_i > i and next_j > j:
+            ranges.append((range(i, next_i), range(j, next_j)))
+        i, j = next_i + 1, next_j + 1
+    return ranges
 
 
-def _middle(first: Sequence[Hashable], second: Sequence[Hashable]) -> list[Pair]:
-    common = set(first) & set(second)
+def _middle(target: Sequence[Hashable], golden: Sequence[Hashable]) -> list[Pair]:
+    common = set(target) & set(golden)
     if not common:
         return []
     # what only one side has costs a difference each and can never match
-    left = [i for i, key in enumerate(first) if key in common]
-    right = [j for j, key in enumerate(second) if key in common]
+    target_places = [i for i, key in enumerate(target) if key in common]
+    golden_places = [j for j, key in enumerate(golden) if key in common]
     numbers = {key: number for number, key in enumerate(common)}
-    a, b = [numbers[first[i]] for i in left], [numbers[second[j]] for j in right]
-    return [(left[i], right[j]) for i, j in _common(a, b)]
+    target_numbers, golden_numbers = [numbers[target[i]] for i in target_places], [numbers[golden[j]] for j in golden_places]
+    return [(target_places[i], golden_places[j]) for i, j in _common(target_numbers, golden_numbers)]
 
 
-def _common(a: list[int], b: list[int]) -> list[Pair]:
+def _common(target: list[int], golden: list[int]) -> list[Pair]:
     """Pairs of a common subsequence: the longest one up to `MOST` differences."""
-    history, end = _forward(a, b, 0, 0, MOST)
+    history, end = _forward(target, golden, 0, 0, MOST)
     if end is None:
-        return _back(history, len(a), len(b))[0]
+        return _back(history, len(target), len(golden))[0]
     pairs: list[Pair] = []
     x = y = 0
-    while x < len(a) and y < len(b):
-        history, end = _forward(a, b, x, y, STRETCH)
-        ahead, turns = _back(history, *(end or (len(a) - x, len(b) - y)))
+    while x < len(target) and y < len(golden):
+        history, end = _forward(target, golden, x, y, STRETCH)
+        ahead, turns = _back(history, *(end or (len(target) - x, len(golden) - y)))
         if end is None:
-            cut = (len(a), len(b))
+            cut = (len(target), len(golden))
         else:
             cut = turns[len(turns) * 3 // 4]
             cut = (cut[0] + x, cut[1] + y)
@@ -81,10 +81,10 @@ def _common(a: list[int], b: list[int]) -> list[Pair]:
     return pairs
 
 
-def _forward(a: list[int], b: list[int], x0: int, y0: int, most: int) -> tuple[list[array[int]], Pair | None]:
+def _forward(target: list[int], golden: list[int], x0: int, y0: int, most: int) -> tuple[list[array[int]], Pair | None]:
     """Greedy search from (x0, y0). Returns, of each number of differences, how far one gets on the diagonals -d, -d + 2, ... d (counted
     from the start), and where the furthest path is when `most` did not do, None when the end was reached."""
-    n, m = len(a) - x0, len(b) - y0
+    n, m = len(target) - x0, len(golden) - y0
     history: list[array[int]] = []
     before = array("i", [0])
     for d in range(min(n + m, most) + 1):
@@ -97,7 +97,7 @@ def _forward(a: list[int], b: list[int], x0: int, y0: int, most: int) -> tuple[l
             else:
                 x = before[i - 1] + 1
             y = x - (2 * i - d)
-            while x < n and y < m and a[x + x0] == b[y + y0]:
+            while x < n and y < m and target[x + x0] == golden[y + y0]:
                 x += 1
                 y += 1
             now[i] = x
@@ -121,8 +121,8 @@ def _back(history: list[array[int]], x: int, y: int) -> tuple[list[Pair], list[P
         down = i == 0 or (i != d and before[i - 1] < before[i])
         start = before[i] if down else before[i - 1]
         diagonal = x - y + (1 if down else -1)
-        first = start if down else start + 1
-        while x > first:
+        stop = start if down else start + 1
+        while x > stop:
             x, y = x - 1, y - 1
             pairs.append((x, y))
         x, y = start, start - diagonal

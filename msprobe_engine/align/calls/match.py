@@ -103,7 +103,7 @@ def match(target: DumpTable, golden: DumpTable, options: CompareOptions) -> Matc
         pairs, renamed, aligned = _by_name(target, golden, keys, data is not None, cross, options), {}, None
     messages = dict(pairs.messages)
     if options.fuzzy and (options.compat or options.match == "name"):
-        messages.update({at: FUZZY_MESSAGE for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)) if i >= 0 and j >= 0})
+        messages.update({row: FUZZY_MESSAGE for row, (i, j) in enumerate(zip(pairs.target, pairs.golden)) if i >= 0 and j >= 0})
     records = np.array(target.op, np.int64), np.array(golden.op, np.int64)
     return Matching(np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), messages, records, renamed, layers, aligned)
 
@@ -117,8 +117,8 @@ def _in_common(
         target.aliases, target.positions = names, places or {}
     aligned = align_sides(target, golden)
     pairs = match_structure.aligned_rows(aligned, data)
-    first, second = aligned.target.side, aligned.golden.side
-    records = np.array(first.op, np.int64), np.array(second.op, np.int64)
+    target_side, golden_side = aligned.target.side, aligned.golden.side
+    records = np.array(target_side.op, np.int64), np.array(golden_side.op, np.int64)
     renamed = match_structure.renamed_modules(aligned)
     return Matching(
         np.array(pairs.target, np.int64), np.array(pairs.golden, np.int64), pairs.messages, records, renamed, None, aligned, True
@@ -132,38 +132,43 @@ def _by_name(target: DumpTable, golden: DumpTable, keys: Keys, mapped: bool, cro
     elif options.fuzzy:
         pairs = joined_fuzzily(keys, [str(s) for s in target.shape], [str(s) for s in golden.shape], options.old, options.compat)
     elif options.old:
-        a, b = target.shape, golden.shape
-        shaped = Keys(list(zip(keys.target, map(str, a))), list(zip(keys.golden, map(str, b))), keys.rows, keys.golden_rows)
+        target_shapes, golden_shapes = target.shape, golden.shape
+        shaped = Keys(
+            list(zip(keys.target, map(str, target_shapes))), list(zip(keys.golden, map(str, golden_shapes))), keys.rows, keys.golden_rows
+        )
         pairs = join_rows(shaped, keep_order=False)
     else:
         pairs = join_rows(keys, keep_order=True)
     if not mapped:
-        for at, (i, j) in enumerate(zip(pairs.target, pairs.golden)):
+        for row, (i, j) in enumerate(zip(pairs.target, pairs.golden)):
             if j >= 0 and not comparable(target.dtype[i], golden.dtype[j], cross, with_double=not options.old):
-                pairs.golden[at] = -1
+                pairs.golden[row] = -1
     return pairs if options.compat else pairs.with_rest(range(len(golden)))
 
 
-def _records(op: Integers, other: Integers, first: Integers, second: Integers) -> Integers:
+def _records(target_records: Integers, golden_records: Integers, target_rows: Integers, golden_rows: Integers) -> Integers:
     """Records of the rows; a record that several rows speak of counts once, with the partner of the first row that has one."""
-    found: dict[int, int] = {}
+    partner_of: dict[int, int] = {}
     order: list[tuple[int, int]] = []
     partners: set[int] = set()
-    for i, j in zip(first.tolist(), second.tolist()):
-        a, b = (int(op[i]) if i >= 0 else -1), (int(other[j]) if j >= 0 else -1)
-        if a >= 0:
-            if a not in found:
-                order.append((a, -1))
-                found[a] = -1
-            if found[a] < 0 <= b:
-                found[a] = b
-            partners.add(b)
-        elif b not in partners:
-            partners.add(b)
-            order.append((-1, b))
-    pairs = [(a, found[a] if a >= 0 else b) for a, b in order]
-    taken = {b for a, b in pairs if a >= 0}
-    return np.array([(a, b) for a, b in pairs if a >= 0 or b not in taken], np.int64).reshape(-1, 2)
+    for i, j in zip(target_rows.tolist(), golden_rows.tolist()):
+        target_record, golden_record = (int(target_records[i]) if i >= 0 else -1), (int(golden_records[j]) if j >= 0 else -1)
+        if target_record >= 0:
+            if target_record not in partner_of:
+                order.append((target_record, -1))
+                partner_of[target_record] = -1
+            if partner_of[target_record] < 0 <= golden_record:
+                partner_of[target_record] = golden_record
+            partners.add(golden_record)
+        elif golden_record not in partners:
+            partners.add(golden_record)
+            order.append((-1, golden_record))
+    pairs = [(target_record, partner_of[target_record] if target_record >= 0 else golden_record) for target_record, golden_record in order]
+    taken = {golden_record for target_record, golden_record in pairs if target_record >= 0}
+    return np.array(
+        [(target_record, golden_record) for target_record, golden_record in pairs if target_record >= 0 or golden_record not in taken],
+        np.int64,
+    ).reshape(-1, 2)
 
 
 def join_rows(keys: Keys, keep_order: bool) -> Pairs:
@@ -211,28 +216,28 @@ def joined_fuzzily(keys: Keys, shapes: Sequence[str], golden_shapes: Sequence[st
         shaped: shapes must be equal too (8.1.1).
         compat: rows of the target behind the end of the golden side are left out when nothing waits there, as the existing tool does.
     """
-    a = [(without_call(str(key)), shapes[i] if shaped else "") for i, key in zip(keys.rows, keys.target)]
-    b = [(without_call(str(key)), golden_shapes[j] if shaped else "") for j, key in zip(keys.golden_rows, keys.golden)]
+    target_keys = [(without_call(str(key)), shapes[i] if shaped else "") for i, key in zip(keys.rows, keys.target)]
+    golden_keys = [(without_call(str(key)), golden_shapes[j] if shaped else "") for j, key in zip(keys.golden_rows, keys.golden)]
     pairs = Pairs()
-    first, second = _Queue(a), _Queue(b)
-    for at in range(max(len(a), len(b))):
-        first.push(at)
-        second.push(at)
-        if first.empty != second.empty:
+    target_queue, golden_queue = _Queue(target_keys), _Queue(golden_keys)
+    for position in range(max(len(target_keys), len(golden_keys))):
+        target_queue.push(position)
+        golden_queue.push(position)
+        if target_queue.empty != golden_queue.empty:
             break
-        if first.empty:
+        if target_queue.empty:
             continue
-        found = second.earliest(a[first.end - 1])
-        i, j = first.end - 1, found
-        if found < 0:
-            i, j = first.earliest(b[second.end - 1]), second.end - 1
+        golden_position = golden_queue.earliest(target_keys[target_queue.end - 1])
+        i, j = target_queue.end - 1, golden_position
+        if golden_position < 0:
+            i, j = target_queue.earliest(golden_keys[golden_queue.end - 1]), golden_queue.end - 1
         if i < 0:
             continue
-        for skipped in range(first.start, i):
+        for skipped in range(target_queue.start, i):
             pairs.add(keys.rows[skipped], -1)
         pairs.add(keys.rows[i], keys.golden_rows[j])
-        first.start, second.start = i + 1, j + 1
-    for rest in range(first.start, first.end if compat else len(a)):
+        target_queue.start, golden_queue.start = i + 1, j + 1
+    for rest in range(target_queue.start, target_queue.end if compat else len(target_keys)):
         pairs.add(keys.rows[rest], -1)
     return pairs
 
@@ -249,11 +254,11 @@ class _Queue:
     def empty(self) -> bool:
         return self.start == self.end
 
-    def push(self, at: int) -> None:
+    def push(self, position: int) -> None:
         """Take the next one in, if there is one."""
-        if at < len(self._keys):
-            self._places.setdefault(self._keys[at], deque()).append(at)
-            self.end = at + 1
+        if position < len(self._keys):
+            self._places.setdefault(self._keys[position], deque()).append(position)
+            self.end = position + 1
 
     def earliest(self, key: tuple[str, str]) -> int:
         """The first that waits with this key, or -1."""
@@ -287,20 +292,20 @@ def keys_of(
     renames the target it does so on the golden side only, which pairs backward calls wrongly; that is kept with ``compat`` alone.
     """
     rows, golden_rows = list_rows_with_direction(target, options), list_rows_with_direction(golden, options)
-    first, second = list(target.name), list(golden.name)
+    target_names, golden_names = list(target.name), list(golden.name)
     mapped = bool(api or cell or data)
     if not options.old and not options.fuzzy and target.path.name != "debug.json":
         if not (mapped and options.compat):
-            first = renumber_backward_calls(target)
-        second = renumber_backward_calls(golden)
-    names = [first[i] for i in rows]
+            target_names = renumber_backward_calls(target)
+        golden_names = renumber_backward_calls(golden)
+    names = [target_names[i] for i in rows]
     if api is not None:
         names = api.row_names(names, [target.ops[target.op[i]] for i in rows], golden)
     elif cell is not None:
         names = [cell.row_name(name) for name in names]
     elif data is not None:
         names = [data.row_name(target.name[i], name) for i, name in zip(rows, names)]
-    return Keys(names, [second[j] for j in golden_rows], rows, golden_rows)
+    return Keys(names, [golden_names[j] for j in golden_rows], rows, golden_rows)
 
 
 def list_rows_with_direction(side: DumpTable, options: CompareOptions) -> Sequence[int]:

@@ -54,15 +54,15 @@ def match_rows(
 
 def renamed_modules(aligned: Aligned) -> dict[str, str]:
     """``path.Class`` of modules of the target -> what their partners are called, where that differs."""
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     target, golden = aligned.target.side, aligned.golden.side
     for op, match in aligned.structure.pairs:
         if target.ops[op] == golden.ops[match] or several(target, op) or several(golden, match):
             continue
-        mine, its = module_place(target.ops[op]), module_place(golden.ops[match])
-        if mine is not None and its is not None and mine != its:
-            found.setdefault(mine, its)
-    return found
+        target_place, golden_place = module_place(target.ops[op]), module_place(golden.ops[match])
+        if target_place is not None and golden_place is not None and target_place != golden_place:
+            renamed.setdefault(target_place, golden_place)
+    return renamed
 
 
 def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
@@ -83,20 +83,20 @@ def aligned_rows(aligned: Aligned, data: DataMapping | None) -> Pairs:
 def _rows(target: DumpTable, golden: DumpTable, ops: factorize.Integers, places: dict[int, str] | None, fixed: dict[int, int]) -> Pairs:
     """Rows of all records in their order; `ops` has -1 for those that nothing matches."""
     simple = ops[:, 1] >= 0 if not places and not fixed else np.zeros(len(ops), bool)
-    left, right, starts, apart = factorize.pair_rows(target, golden, ops[simple])
+    target_rows, golden_rows, starts, apart = factorize.pair_rows(target, golden, ops[simple])
     begins = np.zeros(len(ops) + 1, np.int64)
     begins[1:][simple] = np.diff(starts)
     begins = np.cumsum(begins)
     simple[simple] = ~apart
     pairs = Pairs()
     taken = set(fixed.values())
-    done = 0
-    for at in np.flatnonzero(~simple).tolist():
-        start = int(begins[at])
-        pairs.extend(left[done:start], right[done:start])
-        done = start
-        _record(pairs, target, golden, int(ops[at, 0]), int(ops[at, 1]), places, fixed, taken)
-    pairs.extend(left[done:], right[done:])
+    written = 0
+    for position in np.flatnonzero(~simple).tolist():
+        start = int(begins[position])
+        pairs.extend(target_rows[written:start], golden_rows[written:start])
+        written = start
+        _record(pairs, target, golden, int(ops[position, 0]), int(ops[position, 1]), places, fixed, taken)
+    pairs.extend(target_rows[written:], golden_rows[written:])
     return pairs
 
 
@@ -118,8 +118,8 @@ def execution_order(tree: Tree) -> list[int]:
 
 def _in_order(side: DumpTable, tree: Tree) -> factorize.Integers:
     order = np.array(execution_order(tree), np.int64)
-    first = factorize.firsts(side)
-    return factorize.spread(first[order], first[order + 1] - first[order])
+    first_rows = factorize.firsts(side)
+    return factorize.spread(first_rows[order], first_rows[order + 1] - first_rows[order])
 
 
 def taken_for(
@@ -146,12 +146,12 @@ def _find_mapped_rows(target: DumpTable, golden: DumpTable, data: DataMapping | 
     if data is None:
         return {}
     index = {name: row for row, name in enumerate(golden.name)}
-    found = {}
+    mapped = {}
     for row, name in enumerate(target.name):
-        other = data.row_name(name, "")
-        if other:
-            found[row] = index.get(other, -1)
-    return found
+        golden_name = data.row_name(name, "")
+        if golden_name:
+            mapped[row] = index.get(golden_name, -1)
+    return mapped
 
 
 def _record(
@@ -164,30 +164,34 @@ def _record(
     fixed: dict[int, int],
     taken: set[int],
 ) -> None:
-    mine = target.rows(op)
+    target_rows = target.rows(op)
     if match < 0:
-        for row in mine:
+        for row in target_rows:
             pairs.add(row, fixed.get(row, -1))
         return
-    cut, other = len(target.ops[op]), len(golden.ops[match])
-    its = golden.rows(match)
-    first = [places[row] if places and row in places else target.name[row][cut:] for row in mine]
-    second = [golden.name[row][other:] for row in its]
-    if not fixed and first == second:
-        pairs.extend(np.arange(mine.start, mine.stop), np.arange(its.start, its.stop))
+    target_cut, golden_cut = len(target.ops[op]), len(golden.ops[match])
+    golden_rows = golden.rows(match)
+    target_places = [places[row] if places and row in places else target.name[row][target_cut:] for row in target_rows]
+    golden_places = [golden.name[row][golden_cut:] for row in golden_rows]
+    if not fixed and target_places == golden_places:
+        pairs.extend(np.arange(target_rows.start, target_rows.stop), np.arange(golden_rows.start, golden_rows.stop))
         return
-    free = {(golden.role[row], place): row for row, place in zip(its, second) if row not in taken}
-    found = {row: fixed[row] if row in fixed else free.pop((target.role[row], place), -1) for row, place in zip(mine, first)}
-    by_place = _arguments(target, golden, [row for row in mine if found[row] < 0 and row not in fixed], sorted(free.values()))
-    for row in mine:
-        pairs.add(row, by_place.get(row, found[row]), BY_PLACE if row in by_place else "")
+    free = {(golden.role[row], place): row for row, place in zip(golden_rows, golden_places) if row not in taken}
+    matches = {
+        row: fixed[row] if row in fixed else free.pop((target.role[row], place), -1) for row, place in zip(target_rows, target_places)
+    }
+    by_place = _arguments(target, golden, [row for row in target_rows if matches[row] < 0 and row not in fixed], sorted(free.values()))
+    for row in target_rows:
+        pairs.add(row, by_place.get(row, matches[row]), BY_PLACE if row in by_place else "")
 
 
-def _arguments(target: DumpTable, golden: DumpTable, first: Sequence[int], second: Sequence[int]) -> dict[int, int]:
+def _arguments(target: DumpTable, golden: DumpTable, target_rows: Sequence[int], golden_rows: Sequence[int]) -> dict[int, int]:
     """Inputs that are left on both sides, when they are as many and of the same shapes in the same order: the same arguments, given by
     position on one side and by name on the other."""
-    mine = [row for row in first if target.role[row] == INPUT]
-    its = [row for row in second if golden.role[row] == INPUT]
-    if len(mine) != len(its) or [target.shape[row] for row in mine] != [golden.shape[row] for row in its]:
+    target_inputs = [row for row in target_rows if target.role[row] == INPUT]
+    golden_inputs = [row for row in golden_rows if golden.role[row] == INPUT]
+    if len(target_inputs) != len(golden_inputs) or [target.shape[row] for row in target_inputs] != [
+        golden.shape[row] for row in golden_inputs
+    ]:
         return {}
-    return dict(zip(mine, its))
+    return dict(zip(target_inputs, golden_inputs))

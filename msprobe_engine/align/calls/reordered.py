@@ -17,13 +17,13 @@ def match_by_argument(pairs: CallPairs) -> None:
     """Calls inside of one module that take in the same tensor, and each a number of its own, are made with the same numbers on both sides:
     each belongs to the one with its number."""
     back: dict[int, int] = {}  # of the golden side -> of the target
-    for mine, theirs in _loops(pairs):
-        for numbers, i in mine.items():
-            _pair_call_and_its_users(pairs, i, theirs[numbers], back)
+    for target_calls, golden_calls in _loops(pairs):
+        for numbers, i in target_calls.items():
+            _pair_call_and_its_users(pairs, i, golden_calls[numbers], back)
     for j, i in list(back.items()):
-        x, y = pairs.target.twin(i), pairs.golden.twin(j)
-        if x is not None and y is not None:
-            back[y] = x
+        target_twin, golden_twin = pairs.target.twin(i), pairs.golden.twin(j)
+        if target_twin is not None and golden_twin is not None:
+            back[golden_twin] = target_twin
     moved = set(back.values())
     for i, j in list(pairs.found.items()):
         if i in moved or j in back:
@@ -34,38 +34,38 @@ def match_by_argument(pairs: CallPairs) -> None:
 
 def _loops(pairs: CallPairs) -> Iterator[tuple[dict[Numbers, int], dict[Numbers, int]]]:
     """Of each loop that two sides go through in different orders: the numbers that a call is given -> the call."""
-    for a, b in [(ROOT, ROOT), *pairs.found.items()]:
-        inside = pairs.target.children.get(a, ()), pairs.golden.children.get(b, ())
+    for target_parent, golden_parent in [(ROOT, ROOT), *pairs.found.items()]:
+        inside = pairs.target.children.get(target_parent, ()), pairs.golden.children.get(golden_parent, ())
         if not all(inside):
             continue
-        mine, theirs = (_by_kind(tree, ops) for tree, ops in zip((pairs.target, pairs.golden), inside))
-        for kind in mine.keys() & theirs.keys():
-            loops = _loop(pairs.target, mine[kind]), _loop(pairs.golden, theirs[kind])
+        target_kinds, golden_kinds = (_by_kind(tree, ops) for tree, ops in zip((pairs.target, pairs.golden), inside))
+        for kind in target_kinds.keys() & golden_kinds.keys():
+            loops = _loop(pairs.target, target_kinds[kind]), _loop(pairs.golden, golden_kinds[kind])
             if loops[0] and loops[0].keys() == loops[1].keys() and [*loops[0]] != [*loops[1]]:
                 yield loops
 
 
 def _by_kind(tree: Tree, ops: Sequence[int]) -> dict[Kind, list[int]]:
     """Forward calls of functions."""
-    found: dict[Kind, list[int]] = {}
+    calls: dict[Kind, list[int]] = {}
     for op in ops:
         if calls_function(tree.kinds[op]):
-            found.setdefault(tree.kinds[op], []).append(op)
-    return found
+            calls.setdefault(tree.kinds[op], []).append(op)
+    return calls
 
 
 def _loop(tree: Tree, ops: Sequence[int]) -> dict[Numbers, int]:
     """Calls by the integers that they are given, in order, where each is given others and all take in the same tensors; else empty."""
-    found: dict[Numbers, int] = {}
+    calls: dict[Numbers, int] = {}
     taken: set[tuple[bytes, ...]] = set()
     for op in ops:
         values = [tree.side.values.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT and row in tree.side.values]
         numbers = tuple(value for value in values if isinstance(value, int) and not isinstance(value, bool))
         taken.add(tuple(tree.side.stats[row].tobytes() for row in tree.tensors_in(op) if row not in tree.side.values))
-        if not numbers or numbers in found or len(taken) > 1:
+        if not numbers or numbers in calls or len(taken) > 1:
             return {}
-        found[numbers] = op
-    return found
+        calls[numbers] = op
+    return calls
 
 
 def _pair_call_and_its_users(pairs: CallPairs, i: int, j: int, back: dict[int, int]) -> None:
@@ -79,14 +79,19 @@ def _pair_call_and_its_users(pairs: CallPairs, i: int, j: int, back: dict[int, i
         moved.add(i)
         if pairs.target.kinds[i][-1] in ACCUMULATIONS:
             continue
-        mine, theirs = (_users(tree, op) for tree, op in ((pairs.target, i), (pairs.golden, j)))
-        todo += [pair for kind in mine for pair in zip(mine[kind], theirs.get(kind, ())) if len(mine[kind]) == len(theirs[kind])]
+        target_users, golden_users = (_users(tree, op) for tree, op in ((pairs.target, i), (pairs.golden, j)))
+        todo += [
+            pair
+            for kind in target_users
+            for pair in zip(target_users[kind], golden_users.get(kind, ()))
+            if len(target_users[kind]) == len(golden_users[kind])
+        ]
 
 
 def _users(tree: Tree, op: int) -> dict[Kind, list[int]]:
     """Calls of functions, by kind, that take in what a call inside of the same module gives."""
-    found: dict[Kind, list[int]] = {}
+    users: dict[Kind, list[int]] = {}
     for user in tree.users.get(op, ()):
         if tree.parents[user] == tree.parents[op] and calls_function(tree.kinds[user]):
-            found.setdefault(tree.kinds[user], []).append(user)
-    return found
+            users.setdefault(tree.kinds[user], []).append(user)
+    return users

@@ -47,8 +47,8 @@ class Pairs:
         whole = Pairs()
         for j in after.pop(-1, ()):
             whole.add(-1, j)
-        for at, (i, j) in enumerate(zip(self.target, self.golden)):
-            whole.add(i, j, self.messages.get(at, ""))
+        for position, (i, j) in enumerate(zip(self.target, self.golden)):
+            whole.add(i, j, self.messages.get(position, ""))
             for rest in after.pop(j, ()) if j >= 0 else ():
                 whole.add(-1, rest)
         return whole

@@ -21,8 +21,8 @@ def part_strangers(pairs: CallPairs) -> None:
     """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
     sides have one more of it, at different places. So is one that has none of the calls inside that the other one has, and one that is
     given a dtype where the other one is given a device (``to``)."""
-    first, second = pairs.forms
-    mine, theirs = pairs.target.side, pairs.golden.side
+    target_forms, golden_forms = pairs.forms
+    target, golden = pairs.target.side, pairs.golden.side
     back = {j: i for i, j in pairs.found.items()}
     for i, j in list(pairs.found.items()):
         if not calls_function(pairs.target.kinds[i]):
@@ -30,20 +30,31 @@ def part_strangers(pairs: CallPairs) -> None:
         if pairs.target.kinds[i][-1] == "to" and _is_cast(pairs.target, i) != _is_cast(pairs.golden, j):
             pairs.drop_with_twins(i, j, back)
             continue
-        if first[i] == second[j]:
+        if target_forms[i] == golden_forms[j]:
             continue
-        rows = [(x, y) for x, y in zip(mine.rows(i), theirs.rows(j)) if mine.role[x] == theirs.role[y] == INPUT]
-        shapes = [(mine.shape[x], theirs.shape[y]) for x, y in rows]
+        rows = [
+            (target_row, golden_row)
+            for target_row, golden_row in zip(target.rows(i), golden.rows(j))
+            if target.role[target_row] == golden.role[golden_row] == INPUT
+        ]
+        shapes = [(target.shape[target_row], golden.shape[golden_row]) for target_row, golden_row in rows]
         inside = pairs.target.children.get(i, ()), pairs.golden.children.get(j, ())
         if all(inside) and not any(pairs.found.get(child) in inside[1] for child in inside[0]):
             pairs.drop_with_twins(i, j, back)
             continue
-        if any(a and a == b for a, b in shapes):
+        if any(in_target and in_target == in_golden for in_target, in_golden in shapes):
             continue
-        sources = [(pairs.target.producers.get(x), pairs.golden.producers.get(y)) for x, y in rows]
-        other = any(isinstance(a, list) and isinstance(b, list) and a and b and len(a) != len(b) for a, b in shapes)
-        known = [(a, b) for a, b in sources if not {a, b} <= {None} and (other or None not in (a, b))]
-        if known and all(a is None or pairs.found.get(a) != b for a, b in known):
+        sources = [(pairs.target.producers.get(target_row), pairs.golden.producers.get(golden_row)) for target_row, golden_row in rows]
+        other_dimensions = any(
+            isinstance(in_target, list) and isinstance(in_golden, list) and in_target and in_golden and len(in_target) != len(in_golden)
+            for in_target, in_golden in shapes
+        )
+        known = [
+            (in_target, in_golden)
+            for in_target, in_golden in sources
+            if not {in_target, in_golden} <= {None} and (other_dimensions or None not in (in_target, in_golden))
+        ]
+        if known and all(in_target is None or pairs.found.get(in_target) != in_golden for in_target, in_golden in known):
             pairs.drop_with_twins(i, j, back)
 
 
@@ -56,12 +67,12 @@ def _is_cast(tree: Tree, op: int) -> bool | None:
 def part_other_forms(pairs: CallPairs) -> None:
     """A call of a function that gives a result of another shape, next to calls that one side alone makes, is another call: two products
     on one side are one product of weights put together on the other."""
-    first, second = pairs.forms
+    target_forms, golden_forms = pairs.forms
     back = {j: i for i, j in pairs.found.items()}
     odd = [
         (i, j)
         for i, j in pairs.found.items()
-        if first[i] != second[j]
+        if target_forms[i] != golden_forms[j]
         and calls_function(pairs.target.kinds[i])
         and _sizes(pairs.target.shapes(i).outputs) != _sizes(pairs.golden.shapes(j).outputs)
     ]
@@ -76,31 +87,33 @@ def part_other_forms(pairs: CallPairs) -> None:
 def part_between_strangers(pairs: CallPairs) -> None:
     """Behind the backward pass, two calls that take in nothing but what calls of one side alone give, and that nothing but such calls goes
     on with, are steps of two different ways (to the norm of all gradients): what both ways come to is compared."""
-    mine, theirs = pairs.target, pairs.golden
+    target, golden = pairs.target, pairs.golden
     back = {j: i for i, j in pairs.found.items()}
     for i, j in list(pairs.found.items()):
-        if i <= mine.last_backward or j <= theirs.last_backward or not calls_function(mine.kinds[i]):
+        if i <= target.last_backward or j <= golden.last_backward or not calls_function(target.kinds[i]):
             continue
-        if _is_between(mine, i, pairs.found) and _is_between(theirs, j, pairs.used):
+        if _is_between(target, i, pairs.found) and _is_between(golden, j, pairs.used):
             pairs.drop_with_twins(i, j, back)
 
 
 def _is_between(tree: Tree, op: int, matched: Collection[int]) -> bool:
     """All calls that give a call its tensors, and all that take in its result, have no partner."""
     sources, users = [tree.producers.get(row) for row in tree.tensors_in(op)], tree.users.get(op, ())
-    return bool(sources) and bool(users) and all(one is not None and one not in matched for one in (*sources, *users))
+    return bool(sources) and bool(users) and all(call is not None and call not in matched for call in (*sources, *users))
 
 
 def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
     """A tensor of another shape that one of two calls takes in was given by a call without a partner."""
-    mine, theirs = pairs.target.side, pairs.golden.side
-    taken, others = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
-    if len(taken) != len(others):  # one of many is missing
+    target, golden = pairs.target.side, pairs.golden.side
+    target_rows, golden_rows = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
+    if len(target_rows) != len(golden_rows):  # one of many is missing
         return False
-    for x, y in zip(taken, others):
-        if mine.shape[x] != theirs.shape[y]:
-            a, b = pairs.target.producers.get(x), pairs.golden.producers.get(y)
-            if (a is not None and a not in pairs.found) or (b is not None and b not in pairs.used):
+    for target_row, golden_row in zip(target_rows, golden_rows):
+        if target.shape[target_row] != golden.shape[golden_row]:
+            target_source, golden_source = pairs.target.producers.get(target_row), pairs.golden.producers.get(golden_row)
+            if (target_source is not None and target_source not in pairs.found) or (
+                golden_source is not None and golden_source not in pairs.used
+            ):
                 return True
     return False
 
@@ -119,38 +132,41 @@ def match_by_numbers(pairs: CallPairs, one_batch: bool) -> None:
     for i, j in list(pairs.found.items()):
         kind = pairs.target.kinds[i]
         key = kind, pairs.forms[0][i]
-        mine, theirs = free[0].get(key, []), free[1].get(key, [])
-        if pairs.found.get(i) != j or not (mine or theirs) or _from_partners(pairs, i, j) or _distance(pairs, i, j) <= NEAR:
+        target_calls, golden_calls = free[0].get(key, []), free[1].get(key, [])
+        if pairs.found.get(i) != j or not (target_calls or golden_calls) or _from_partners(pairs, i, j) or _distance(pairs, i, j) <= NEAR:
             continue
-        better = [other for other in theirs if _is_nearer(pairs, (i, other), (i, j), one_batch)]
-        if len(better) == 1:
-            _change_partner(pairs, i, better[0])
-            theirs[theirs.index(better[0])] = j
+        better_of_golden = [other for other in golden_calls if _is_nearer(pairs, (i, other), (i, j), one_batch)]
+        if len(better_of_golden) == 1:
+            _change_partner(pairs, i, better_of_golden[0])
+            golden_calls[golden_calls.index(better_of_golden[0])] = j
             continue
-        others = [other for other in mine if one_batch and _is_nearer(pairs, (other, j), (i, j), one_batch)]
-        if len(others) == 1:
-            _change_partner(pairs, others[0], j)
-            mine[mine.index(others[0])] = i
+        better_of_target = [other for other in target_calls if one_batch and _is_nearer(pairs, (other, j), (i, j), one_batch)]
+        if len(better_of_target) == 1:
+            _change_partner(pairs, better_of_target[0], j)
+            target_calls[target_calls.index(better_of_target[0])] = i
 
 
 def _sources(pairs: CallPairs, i: int, j: int) -> Iterator[tuple[int | None, int | None]]:
     """The calls that gave out what two calls take in, place by place."""
-    for x, y in zip(pairs.target.tensors_in(i), pairs.golden.tensors_in(j)):
-        yield pairs.target.producers.get(x), pairs.golden.producers.get(y)
+    for target_row, golden_row in zip(pairs.target.tensors_in(i), pairs.golden.tensors_in(j)):
+        yield pairs.target.producers.get(target_row), pairs.golden.producers.get(golden_row)
 
 
 def _alone(pairs: CallPairs, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:
     """Forward calls of functions without a partner, by kind and shapes."""
-    found: dict[Hashable, list[int]] = {}
+    alone: dict[Hashable, list[int]] = {}
     for op, kind in enumerate(tree.kinds):
         if op not in matched and calls_function(kind):
-            found.setdefault((kind, pairs.forms[which][op]), []).append(op)
-    return found
+            alone.setdefault((kind, pairs.forms[which][op]), []).append(op)
+    return alone
 
 
 def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
     """What two calls take in was given by calls that belong together, or is compared with nothing."""
-    return all(a is not None and pairs.found.get(a) == b for a, b in _sources(pairs, i, j))
+    return all(
+        target_source is not None and pairs.found.get(target_source) == golden_source
+        for target_source, golden_source in _sources(pairs, i, j)
+    )
 
 
 def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int], one_batch: bool) -> bool:
@@ -163,9 +179,9 @@ def _change_partner(pairs: CallPairs, i: int, j: int) -> None:
     """Match two calls, and their backward calls, in place of those they were matched with."""
     back = {other: op for op, other in pairs.found.items()}
     wanted = [(i, j)]
-    x, y = pairs.target.twin(i), pairs.golden.twin(j)
-    if x is not None and y is not None:
-        wanted.append((x, y))
+    target_twin, golden_twin = pairs.target.twin(i), pairs.golden.twin(j)
+    if target_twin is not None and golden_twin is not None:
+        wanted.append((target_twin, golden_twin))
     for op, other in wanted:
         if op in pairs.found:
             back.pop(pairs.found[op], None)
@@ -178,13 +194,13 @@ def _change_partner(pairs: CallPairs, i: int, j: int) -> None:
 def _distance(pairs: CallPairs, i: int, j: int) -> float:
     """How far the extremes and norms of what two calls take in are apart, in parts of the largest of them; inf where they take in
     other numbers of tensors."""
-    mine, theirs = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
-    if len(mine) != len(theirs) or not mine:
+    target_rows, golden_rows = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
+    if len(target_rows) != len(golden_rows) or not target_rows:
         return np.inf
-    a, b = pairs.target.side.stats[mine][:, [0, 1, 3]], pairs.golden.side.stats[theirs][:, [0, 1, 3]]
+    target_stats, golden_stats = pairs.target.side.stats[target_rows][:, [0, 1, 3]], pairs.golden.side.stats[golden_rows][:, [0, 1, 3]]
     with np.errstate(all="ignore"):
-        scale = np.maximum(np.abs(a), np.abs(b)).max(1)
-        apart = np.where(scale > 0, np.abs(a - b).max(1) / np.where(scale > 0, scale, 1.0), 0.0)
+        scale = np.maximum(np.abs(target_stats), np.abs(golden_stats)).max(1)
+        apart = np.where(scale > 0, np.abs(target_stats - golden_stats).max(1) / np.where(scale > 0, scale, 1.0), 0.0)
     return float(np.nan_to_num(apart, nan=np.inf).max())
 
 

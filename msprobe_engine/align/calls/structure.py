@@ -61,8 +61,8 @@ class Matcher(CallPairs):
         super().__init__(target, golden)
         one_recorder = not dump_dialects.differ(target.side, golden.side)  # else one of them may not say what is a recomputation
         self._repeats = tuple(tree.recomputed if one_recorder else frozenset[int]() for tree in (target, golden))
-        mine, theirs = ({kind[2] for kind in tree.kinds if len(kind) == 4} for tree in (target, golden))
-        self._paths = mine & theirs
+        target_paths, golden_paths = ({kind[2] for kind in tree.kinds if len(kind) == 4} for tree in (target, golden))
+        self._paths = target_paths & golden_paths
 
     def run(self, one_batch: bool = True) -> Structure:
         """Match level by level; then see to it that backward calls follow their forward calls, and match what that leaves over.
@@ -101,33 +101,38 @@ class Matcher(CallPairs):
         seen = {(ROOT, ROOT), *self.found.items()}
         work = list(seen)
         while work:
-            a, b = work.pop()
-            first, second = self.target.children.get(a, ()), self.golden.children.get(b, ())
-            if first or second:
-                new = [pair for pair in self._lists(first, second) if pair not in seen]
+            target_parent, golden_parent = work.pop()
+            target_calls, golden_calls = self.target.children.get(target_parent, ()), self.golden.children.get(golden_parent, ())
+            if target_calls or golden_calls:
+                new = [pair for pair in self._lists(target_calls, golden_calls) if pair not in seen]
                 seen.update(new)
                 work += new
 
     def _twins(self) -> bool:
         """Backward calls of forward calls that belong together belong together, whatever order autograd ran them in, when shapes agree.
         Returns True when that took a partner away from others."""
-        first, second = self.forms
+        target_forms, golden_forms = self.forms
         back = {j: i for i, j in self.found.items()}
         moved = False
         for i, j in list(self.found.items()):
-            x, y = self.target.twin(i), self.golden.twin(j)
-            if x is None or y is None or self.found.get(x) == y or first[x] != second[y]:
+            target_twin, golden_twin = self.target.twin(i), self.golden.twin(j)
+            if (
+                target_twin is None
+                or golden_twin is None
+                or self.found.get(target_twin) == golden_twin
+                or target_forms[target_twin] != golden_forms[golden_twin]
+            ):
                 continue
             moved = True
-            lost = self.found.pop(x, None)
+            lost = self.found.pop(target_twin, None)
             if lost is not None:
                 self.used.discard(lost)
                 back.pop(lost, None)
-            owner = back.get(y)
+            owner = back.get(golden_twin)
             if owner is not None:
                 self.found.pop(owner, None)
-            back[y] = x
-            self.pair(x, y)
+            back[golden_twin] = target_twin
+            self.pair(target_twin, golden_twin)
         return moved
 
     def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
@@ -136,7 +141,7 @@ class Matcher(CallPairs):
         of it. What the backward pass makes again
         belongs to what it makes again on the other side."""
         number, forms, repeats = self._numbers, self.forms[tree is self.golden], self._repeats[tree is self.golden]
-        found = []
+        keys = []
         for op in ops:
             key: Hashable
             if level == 3:
@@ -157,70 +162,80 @@ class Matcher(CallPairs):
                     for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
                 )
                 key = (level, tree.relative(op, tree.parents[op]), forms[op], sources)
-            found.append(number.setdefault((key, op in repeats), len(number)))
-        return found
+            keys.append(number.setdefault((key, op in repeats), len(number)))
+        return keys
 
-    def _lists(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    def _lists(self, target_calls: Sequence[int], golden_calls: Sequence[int]) -> list[tuple[int, int]]:
         """Align two lists of calls. Those that are matched already stay so, and what lies between them is aligned."""
-        anchors = self._anchors(first, second)
-        pairs = [(first[i], second[j]) for i, j in anchors]
+        anchors = self._anchors(target_calls, golden_calls)
+        pairs = [(target_calls[i], golden_calls[j]) for i, j in anchors]
         open_gaps = []
-        for p, q in gaps(anchors, len(first), len(second)):
-            x, y = [first[i] for i in p if first[i] not in self.found], [second[j] for j in q if second[j] not in self.used]
-            if x and y:
-                open_gaps.append((x, y))
+        for p, q in gaps(anchors, len(target_calls), len(golden_calls)):
+            target_open, golden_open = (
+                [target_calls[i] for i in p if target_calls[i] not in self.found],
+                [golden_calls[j] for j in q if golden_calls[j] not in self.used],
+            )
+            if target_open and golden_open:
+                open_gaps.append((target_open, golden_open))
         if len(open_gaps) == 1 and len(open_gaps[0][0]) == len(open_gaps[0][1]):
-            x, y = open_gaps[0]
-            if self._keys(self.target, x, 1) == self._keys(self.golden, y, 1):
-                pairs += zip(x, y)  # the same program: where its inputs come from is not asked
+            target_open, golden_open = open_gaps[0]
+            if self._keys(self.target, target_open, 1) == self._keys(self.golden, golden_open, 1):
+                pairs += zip(target_open, golden_open)  # the same program: where its inputs come from is not asked
                 open_gaps = []
         for level in range(4):
-            left: list[tuple[list[int], list[int]]] = []
-            for x, y in open_gaps:
-                aligned = align(self._keys(self.target, x, level), self._keys(self.golden, y, level))
-                pairs += [(x[i], y[j]) for i, j in aligned]
-                left += [([x[i] for i in p], [y[j] for j in q]) for p, q in gaps(aligned, len(x), len(y))]
-            open_gaps = left
+            remaining: list[tuple[list[int], list[int]]] = []
+            for target_open, golden_open in open_gaps:
+                aligned = align(self._keys(self.target, target_open, level), self._keys(self.golden, golden_open, level))
+                pairs += [(target_open[i], golden_open[j]) for i, j in aligned]
+                remaining += [
+                    ([target_open[i] for i in p], [golden_open[j] for j in q]) for p, q in gaps(aligned, len(target_open), len(golden_open))
+                ]
+            open_gaps = remaining
         for i, j in pairs:
             self.pair(i, j)
-        for x, y in open_gaps:
-            pairs += self._match_without_wrappers(x, y)
+        for target_open, golden_open in open_gaps:
+            pairs += self._match_without_wrappers(target_open, golden_open)
         return pairs
 
-    def _anchors(self, first: Sequence[int], second: Sequence[int]) -> list[tuple[int, int]]:
+    def _anchors(self, target_calls: Sequence[int], golden_calls: Sequence[int]) -> list[tuple[int, int]]:
         """Positions of calls that are matched with each other already, as many as cross nothing (longest increasing subsequence)."""
-        if not any(i in self.found for i in first):
+        if not any(i in self.found for i in target_calls):
             return []
-        places = {j: at for at, j in enumerate(second)}
-        known = [(at, places[j]) for at, i in enumerate(first) if (j := self.found.get(i, -1)) in places]
+        places = {j: position for position, j in enumerate(golden_calls)}
+        known = [(position, places[j]) for position, i in enumerate(target_calls) if (j := self.found.get(i, -1)) in places]
         ends: list[int] = []  # of the increasing sequence of each length: the smallest last place
         chain: list[int] = []
         for _, place in known:
-            at = bisect_left(ends, place)
-            ends[at : at + 1] = [place]
-            chain.append(at)
-        found = []
+            position = bisect_left(ends, place)
+            ends[position : position + 1] = [place]
+            chain.append(position)
+        kept = []
         length = len(ends) - 1
-        for pair, at in zip(reversed(known), reversed(chain)):
-            if at == length:
-                found.append(pair)
+        for pair, position in zip(reversed(known), reversed(chain)):
+            if position == length:
+                kept.append(pair)
                 length -= 1
-        return found[::-1]
+        return kept[::-1]
 
-    def _match_without_wrappers(self, first: list[int], second: list[int]) -> list[tuple[int, int]]:
+    def _match_without_wrappers(self, target_calls: list[int], golden_calls: list[int]) -> list[tuple[int, int]]:
         """A module around others that only one side has (a wrapper) is taken away, and what is inside is matched in its place."""
-        inner = [self._inside(self.target, i) for i in first]
-        other = [self._inside(self.golden, j) for j in second]
-        x, y = [i for some in inner for i in some], [j for some in other for j in some]
-        if len(x) == len(first) and len(y) == len(second) and x == first and y == second:
+        target_inner = [self._inside(self.target, i) for i in target_calls]
+        golden_inner = [self._inside(self.golden, j) for j in golden_calls]
+        unwrapped_target, unwrapped_golden = [i for some in target_inner for i in some], [j for some in golden_inner for j in some]
+        if (
+            len(unwrapped_target) == len(target_calls)
+            and len(unwrapped_golden) == len(golden_calls)
+            and unwrapped_target == target_calls
+            and unwrapped_golden == golden_calls
+        ):
             return []
-        if y == second:
-            return self._lists(x, second)
-        if x == first:
-            return self._lists(first, y)
-        ways = [(x, second), (first, y)]
-        ways.sort(key=lambda way: -len(set(self._keys(self.target, way[0], 2)) & set(self._keys(self.golden, way[1], 2))))
-        return self._lists(*ways[0]) or self._lists(*ways[1])
+        if unwrapped_golden == golden_calls:
+            return self._lists(unwrapped_target, golden_calls)
+        if unwrapped_target == target_calls:
+            return self._lists(target_calls, unwrapped_golden)
+        choices = [(unwrapped_target, golden_calls), (target_calls, unwrapped_golden)]
+        choices.sort(key=lambda choice: -len(set(self._keys(self.target, choice[0], 2)) & set(self._keys(self.golden, choice[1], 2))))
+        return self._lists(*choices[0]) or self._lists(*choices[1])
 
     def _inside(self, tree: Tree, op: int) -> list[int]:
         """The calls in a module that has no namesake on the other side; the call itself where it has, or is no module."""
@@ -230,7 +245,7 @@ class Matcher(CallPairs):
     def _by_name(self, modules: bool = False) -> bool:
         """Records that came in another order, with the same name and shapes on both sides: those of modules, which may lack a result (a
         recomputation ends where nothing more is needed), else those whose modules do not belong to others. Returns True when there are."""
-        first, second = self.forms
+        target_forms, golden_forms = self.forms
         before = len(self.found)
         for i, name in enumerate(self.target.names):
             if i in self.found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
@@ -238,27 +253,31 @@ class Matcher(CallPairs):
             j = self.golden.known_as.get(name)
             if j is None or j in self.used or (i in self._repeats[0]) != (j in self._repeats[1]):
                 continue
-            if self._cut_short(i, j) if modules else first[i] == second[j] and self._around_alike(i, j):
+            if self._cut_short(i, j) if modules else target_forms[i] == golden_forms[j] and self._around_alike(i, j):
                 self.pair(i, j)
         return len(self.found) > before
 
     def _cut_short(self, i: int, j: int) -> bool:
         """The same but for results that one side has none of."""
-        x, y = self.target.shapes(i), self.golden.shapes(j)
-        return x.inputs == y.inputs and (x.outputs == y.outputs or not (_gives(self.target.side, i) and _gives(self.golden.side, j)))
+        target_shapes, golden_shapes = self.target.shapes(i), self.golden.shapes(j)
+        return target_shapes.inputs == golden_shapes.inputs and (
+            target_shapes.outputs == golden_shapes.outputs or not (_gives(self.target.side, i) and _gives(self.golden.side, j))
+        )
 
     def _around_alike(self, i: int, j: int) -> bool:
         """The calls around two records do not belong to others than each other."""
-        a, b = self.target.parents[i], self.golden.parents[j]
-        return self.found.get(a, b) == b and (b not in self.used or self.found.get(a) == b)
+        target_parent, golden_parent = self.target.parents[i], self.golden.parents[j]
+        return self.found.get(target_parent, golden_parent) == golden_parent and (
+            golden_parent not in self.used or self.found.get(target_parent) == golden_parent
+        )
 
     def _additions(self) -> None:
         """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does
         it (one that recomputes has another one), and inside of whatever module."""
-        mine, theirs = _find_gradient_accumulations(self.target), _find_gradient_accumulations(self.golden)
+        target_additions, golden_additions = _find_gradient_accumulations(self.target), _find_gradient_accumulations(self.golden)
         back = {j: i for i, j in self.found.items()}
-        for (source, place), i in mine.items():
-            j = theirs.get((self.found.get(source, -1), place))
+        for (source, place), i in target_additions.items():
+            j = golden_additions.get((self.found.get(source, -1), place))
             if j is None or self.found.get(i) == j:
                 continue
             owner = back.pop(j, None)
@@ -271,12 +290,12 @@ class Matcher(CallPairs):
             back[j] = i
 
     def _find_renamed_modules(self) -> dict[str, str]:
-        found: dict[str, str] = {}
+        renamed: dict[str, str] = {}
         for i, j in sorted(self.found.items()):
-            x, y = self.target.kinds[i], self.golden.kinds[j]
-            if len(x) == 4 and len(y) == 4 and x[2] != y[2]:
-                found.setdefault(x[2], y[2])
-        return found
+            target_kind, golden_kind = self.target.kinds[i], self.golden.kinds[j]
+            if len(target_kind) == 4 and len(golden_kind) == 4 and target_kind[2] != golden_kind[2]:
+                renamed.setdefault(target_kind[2], golden_kind[2])
+        return renamed
 
     def _gradients(self, renamed: dict[str, str]) -> None:
         """The k-th gradients of a module with the k-th of its partner, counted from the last: what FSDP2 sums up over ranks after several
@@ -295,7 +314,7 @@ class Matcher(CallPairs):
 
 def _find_gradient_accumulations(tree: Tree) -> dict[tuple[int, int], int]:
     """(backward record, place among what it gives out) -> the call that adds that gradient to a buffer."""
-    side, found = tree.side, dict[tuple[int, int], int]()
+    side, accumulations = tree.side, dict[tuple[int, int], int]()
     for op, kind in enumerate(tree.kinds):
         if kind[0] != "forward" or kind[-1] not in ADDING:
             continue
@@ -303,11 +322,11 @@ def _find_gradient_accumulations(tree: Tree) -> dict[tuple[int, int], int]:
             source = tree.producers.get(row)
             if source is None or side.role[row] != INPUT or tree.kinds[source][0] != "backward":
                 continue
-            given = [other for other in side.rows(source) if side.role[other] == OUTPUT]
-            place = next((at for at, other in enumerate(given) if side.stats_of(other) == side.stats_of(row)), -1)
+            given = [output for output in side.rows(source) if side.role[output] == OUTPUT]
+            place = next((position for position, output in enumerate(given) if side.stats_of(output) == side.stats_of(row)), -1)
             if place >= 0:
-                found.setdefault((source, place), op)
-    return found
+                accumulations.setdefault((source, place), op)
+    return accumulations
 
 
 def _gives(side: DumpTable, op: int) -> bool:

@@ -65,45 +65,48 @@ def align(target: DumpTable, golden: DumpTable, backend: str | None) -> tuple[Du
     """
     if backend not in _TO_INFERENCE:
         raise UsageError(f"compare: a consistency check needs --backend, one of {', '.join(_TO_INFERENCE)}")
-    mine, other = _keys(target, backend, True), _keys(golden, backend, False)
-    common = mine.keys() & other.keys()
-    groups: list[tuple[list[int], list[int]]] = [(rows, other.get(key, [])) for key, rows in mine.items()]
-    at = {key: place for place, key in enumerate(mine)}
-    rest = [(key, rows) for key, rows in other.items() if key not in common]
-    if rest and other:
-        groups = _in_between(groups, rest, other, at)
-    left, right = _Copy(target), _Copy(golden)
-    pairs = [(left.add(a), right.add(b)) for a, b in groups]
-    first, second = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
-    made, other_made = left.close(), right.close()
-    matching = Matching(first, second, {}, (np.array(made.op, np.int64), np.array(other_made.op, np.int64)))
-    records = [(a, b) for a, b in matching.ops.tolist() if a >= 0 and b >= 0]
-    matching.aligned = Aligned(Tree(made), Tree(other_made), Structure(records))
-    return made, other_made, matching
+    target_keys, golden_keys = _keys(target, backend, True), _keys(golden, backend, False)
+    common = target_keys.keys() & golden_keys.keys()
+    groups: list[tuple[list[int], list[int]]] = [(rows, golden_keys.get(key, [])) for key, rows in target_keys.items()]
+    positions = {key: place for place, key in enumerate(target_keys)}
+    rest = [(key, rows) for key, rows in golden_keys.items() if key not in common]
+    if rest and golden_keys:
+        groups = _in_between(groups, rest, golden_keys, positions)
+    target_copy, golden_copy = _Copy(target), _Copy(golden)
+    pairs = [(target_copy.add(in_target), golden_copy.add(in_golden)) for in_target, in_golden in groups]
+    target_rows, golden_rows = (np.array([pair[side] for pair in pairs], np.int64) for side in (0, 1))
+    new_target, new_golden = target_copy.close(), golden_copy.close()
+    matching = Matching(target_rows, golden_rows, {}, (np.array(new_target.op, np.int64), np.array(new_golden.op, np.int64)))
+    records = [(in_target, in_golden) for in_target, in_golden in matching.ops.tolist() if in_target >= 0 and in_golden >= 0]
+    matching.aligned = Aligned(Tree(new_target), Tree(new_golden), Structure(records))
+    return new_target, new_golden, matching
 
 
 def _in_between(
-    groups: list[tuple[list[int], list[int]]], rest: list[tuple[_Key, list[int]]], other: dict[_Key, list[int]], at: dict[_Key, int]
+    groups: list[tuple[list[int], list[int]]],
+    rest: list[tuple[_Key, list[int]]],
+    golden_keys: dict[_Key, list[int]],
+    positions: dict[_Key, int],
 ) -> list[tuple[list[int], list[int]]]:
     """Rows of the golden side alone, behind the row that stands before them there."""
     alone = dict(rest)
     after: dict[int, list[list[int]]] = {}
     place = -1
-    for key, rows in other.items():
+    for key, rows in golden_keys.items():
         if key in alone:
             after.setdefault(place, []).append(rows)
         else:
-            place = at[key]
-    found: list[tuple[list[int], list[int]]] = [([], rows) for rows in after.get(-1, [])]
+            place = positions[key]
+    merged: list[tuple[list[int], list[int]]] = [([], rows) for rows in after.get(-1, [])]
     for number, group in enumerate(groups):
-        found.append(group)
-        found += [([], rows) for rows in after.get(number, [])]
-    return found
+        merged.append(group)
+        merged += [([], rows) for rows in after.get(number, [])]
+    return merged
 
 
 def _keys(side: DumpTable, backend: str, training: bool) -> dict[_Key, list[int]]:
     """Rows by key, in the order of the file; several rows when modules are to be joined."""
-    found: dict[_Key, list[int]] = {}
+    rows_by_key: dict[_Key, list[int]] = {}
     calls: dict[str, int] = {}
     for op, name in enumerate(side.ops):
         record = _RECORD.fullmatch(name)
@@ -120,8 +123,8 @@ def _keys(side: DumpTable, backend: str, training: bool) -> dict[_Key, list[int]
         number = int(layer[1]) if layer else -1
         module = _module(path, backend, training)
         for row in side.rows(op):
-            found.setdefault(_Key(number, module, call, side.name[row][len(name) + 1 :]), []).append(row)
-    return found
+            rows_by_key.setdefault(_Key(number, module, call, side.name[row][len(name) + 1 :]), []).append(row)
+    return rows_by_key
 
 
 def _module(path: str, backend: str, training: bool) -> str:
@@ -159,18 +162,18 @@ class _Copy:
         chosen = rows if whole else rows[:1]
         made.op.append(len(made.ops) - 1)
         made.role.append(side.role[rows[0]])
-        made.name.append(f"{JOINED}  ".join(side.name[one] for one in rows))
+        made.name.append(f"{JOINED}  ".join(side.name[source_row] for source_row in rows))
         made.dtype.append(side.dtype[rows[0]])
-        made.shape.append(_shape([side.shape[one] for one in chosen], 0 if side.role[rows[0]] == PARAMETERS else -1))
+        made.shape.append(_shape([side.shape[source_row] for source_row in chosen], 0 if side.role[rows[0]] == PARAMETERS else -1))
         four = _four(side, chosen)
         made.numbers.extend(float(v) if isinstance(v, (int, float)) else math.nan for v in four)
         if not all(type(v) is float for v in four):
             made.nonfloat_stats[row] = four
         made.md5.append(side.md5[rows[0]] if len(rows) == 1 else None)
         made.requires_grad.append(side.requires_grad[rows[0]])
-        made.data_name.append(JOINED.join(side.data_name[one] for one in chosen))
+        made.data_name.append(JOINED.join(side.data_name[source_row] for source_row in chosen))
         for source, into in ((side.nans, made.nans), (side.infs, made.infs)):
-            count = sum(source.get(one, 0) for one in chosen)
+            count = sum(source.get(source_row, 0) for source_row in chosen)
             if count:
                 into[row] = count
         if rows[0] in side.values:

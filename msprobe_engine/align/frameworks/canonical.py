@@ -29,8 +29,8 @@ class Terms:
     def __init__(self, side: DumpTable, other: str) -> None:
         self.side, self.tree = side, Tree(side)
         self.stats = side.stats
-        own, theirs = vocabulary.vocabulary(side.framework), vocabulary.vocabulary(other)
-        self.words = [_word(kind, own if name == op else theirs) for kind, name, op in zip(self.tree.kinds, self.tree.names, side.ops)]
+        own, other_words = vocabulary.vocabulary(side.framework), vocabulary.vocabulary(other)
+        self.words = [_word(kind, own if name == op else other_words) for kind, name, op in zip(self.tree.kinds, self.tree.names, side.ops)]
         self._tensor = [isinstance(shape, list) for shape in side.shape]
         for row in side.values:
             self._tensor[row] = False
@@ -99,16 +99,16 @@ class Terms:
 
     def mark(self, row: int) -> Hashable:
         """Numbers of a tensor to three digits: equal on both sides but for round-off, as a rule. None without numbers."""
-        found = self.stats[row][[0, 1, 3]]
-        if np.isnan(found).any():
+        numbers = self.stats[row][[0, 1, 3]]
+        if np.isnan(numbers).any():
             odd = self.side.nonfloat_stats.get(row)
             return None if odd is None else repr(odd)
-        return tuple(f"{value:.{_DIGITS - 1}e}" if value else "0" for value in found.tolist())
+        return tuple(f"{value:.{_DIGITS - 1}e}" if value else "0" for value in numbers.tolist())
 
     def marks(self, op: int) -> Hashable:
         """`mark` of what a record gives out; None when one has no numbers, or there is none."""
-        found = tuple(self.mark(row) for row in self.rows(op, OUTPUT))
-        return None if not found or None in found else found
+        marks = tuple(self.mark(row) for row in self.rows(op, OUTPUT))
+        return None if not marks or None in marks else marks
 
     def maker(self, row: int) -> int | None:
         """The call that has made the numbers of a row, looked through calls that compute nothing."""
@@ -124,23 +124,23 @@ class Terms:
     @cached_property
     def parameters(self) -> dict[str, int]:
         """Path of a module -> elements of its own parameters, as any record of it shows them."""
-        found: dict[str, int] = {}
+        elements: dict[str, int] = {}
         for op, kind in enumerate(self.tree.kinds):
             if len(kind) == 4:
                 sizes = [self.size(row) for role in (PARAMETERS, PARAMETERS_GRAD) for row in self.rows(op, role)]
-                found[kind[2]] = max(found.get(kind[2], 0), sum(sizes))
-        return found
+                elements[kind[2]] = max(elements.get(kind[2], 0), sum(sizes))
+        return elements
 
     @cached_property
     def held(self) -> dict[str, int]:
         """Path of a module -> elements of all parameters in it."""
-        found: dict[str, int] = {}
+        elements: dict[str, int] = {}
         for path, number in self.parameters.items():
             parts = path.split(".")
             for cut in range(1, len(parts) + 1):
                 place = ".".join(parts[:cut])
-                found[place] = found.get(place, 0) + number
-        return found
+                elements[place] = elements.get(place, 0) + number
+        return elements
 
     def twin(self, op: int) -> int | None:
         """The backward call of a forward call."""
@@ -158,12 +158,12 @@ class Terms:
         return [ROOT]
 
 
-def near(a: Floats, b: Floats, tolerance: float = NEAR) -> bool:
+def near(target: Floats, golden: Floats, tolerance: float = NEAR) -> bool:
     """Two rows of statistics (Max, Min, Mean, Norm) say the same but for a tolerance, relative to the tensor."""
     with np.errstate(all="ignore"):
-        difference = np.abs(a - b)[[0, 1, 3]]
-        difference[a[[0, 1, 3]] == b[[0, 1, 3]]] = 0.0  # infinities
-        scale = float(np.maximum(np.abs(a), np.abs(b))[[0, 1, 3]].max(initial=0.0))
+        difference = np.abs(target - golden)[[0, 1, 3]]
+        difference[target[[0, 1, 3]] == golden[[0, 1, 3]]] = 0.0  # infinities
+        scale = float(np.maximum(np.abs(target), np.abs(golden))[[0, 1, 3]].max(initial=0.0))
         return bool((difference <= tolerance * scale).all())
 
 

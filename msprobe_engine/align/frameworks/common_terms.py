@@ -54,21 +54,21 @@ class CommonTree(Tree):
         source: dict[int, int] = {}  # quiet record -> where its first tensor comes from
         for op in sorted(quiet):
             taken = (plain.get(row) for row in side.rows(op) if side.role[row] == INPUT and isinstance(side.shape[row], list))
-            first = next((found for found in taken if found is not None), None)
-            if first is not None:
-                source[op] = source.get(first, first)
-        found = array("q", [-1]) * len(side)
+            producer = next((record for record in taken if record is not None), None)
+            if producer is not None:
+                source[op] = source.get(producer, producer)
+        records = array("q", [-1]) * len(side)
         given: dict[Hashable, int] = {}
         for op in range(len(side.ops)):
             for row in side.rows(op):
                 if side.role[row] == INPUT and isinstance(side.shape[row], list) and row not in side.values:
                     before = plain.get(row)
                     before = given.get(self._mark(row)) if before is None else source.get(before, before)
-                    found[row] = -1 if before is None else before
+                    records[row] = -1 if before is None else before
             for row in side.rows(op):
                 if side.role[row] == OUTPUT and isinstance(side.shape[row], list) and op not in quiet:
                     given.setdefault(self._mark(row), op)
-        return Producers(found)
+        return Producers(records)
 
     def _mark(self, row: int) -> Hashable:
         """Size and numbers of a tensor, whatever its shape: a view of it may not have been recorded."""

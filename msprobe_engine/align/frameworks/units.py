@@ -37,21 +37,21 @@ Key = Callable[[Terms, Unit], Hashable]
 
 def units(side: Terms, ops: Sequence[int]) -> list[Unit]:
     """The calls of a list; a product and the vector that is added to it are one linear layer."""
-    found: list[Unit] = []
+    grouped: list[Unit] = []
     product: tuple[int, int] | None = None  # place in `found` and record of the last product
     for op in ops:
         word = side.words[op]
         if product is not None and word == "add" and _is_bias(side, product[1], op):
-            at, first = product
-            found[at] = Unit((first, op), "linear", first)
+            position, product_op = product
+            grouped[position] = Unit((product_op, op), "linear", product_op)
             product = None
             continue
-        found.append(Unit((op,), word, op))
+        grouped.append(Unit((op,), word, op))
         if word == "matmul" and not side.is_module(op):
-            product = (len(found) - 1, op)
+            product = (len(grouped) - 1, op)
         elif not side.moves(op):
             product = None
-    return found
+    return grouped
 
 
 def _is_bias(side: Terms, product: int, add: int) -> bool:

@@ -221,12 +221,12 @@ PLAIN, MINDSPORE = "pytorch", "mindspore"
 
 
 def _table(text: str) -> dict[str, str]:
-    found: dict[str, str] = {}
+    words: dict[str, str] = {}
     for line in text.strip().splitlines():
         word, _, names = line.strip().partition(":")
         for name in (word, *names.split()):
-            found.setdefault(_plain(name), word)
-    return found
+            words.setdefault(_plain(name), word)
+    return words
 
 
 def _plain(name: str) -> str:
@@ -252,11 +252,11 @@ def of_function(kind: str, function: str, framework: str) -> str:
     name = _plain(function)
     if vocabulary(framework) == MINDSPORE and not kind.startswith("Mint") and name in _MINDSPORE:
         return _MINDSPORE[name]
-    found = _WORDS.get(name)
-    if found is None and name.endswith(("ext", "v2", "v3")):
+    word = _WORDS.get(name)
+    if word is None and name.endswith(("ext", "v2", "v3")):
         short = name.removesuffix("ext").removesuffix("v2").removesuffix("v3")
-        found = _WORDS.get(short, short)
-    return found if found is not None else name
+        word = _WORDS.get(short, short)
+    return word if word is not None else name
 
 
 @lru_cache(maxsize=8192)

@@ -82,11 +82,11 @@ class ApiMapping:
             golden: the other side; entries for functions that it has not are left out.
         """
         known = functions(golden)
-        found = []
+        renamed = []
         for name, record in zip(names, records):
             entry = self._entry(record, known)
-            found.append(self._rename_function(name) if entry is None else self._rename_by_entry(entry, name))
-        return found
+            renamed.append(self._rename_function(name) if entry is None else self._rename_by_entry(entry, name))
+        return renamed
 
     def _entry(self, record: str, known: frozenset[str]) -> Entry | None:
         entry = self.entries.get(function_of(record))
@@ -101,14 +101,14 @@ class ApiMapping:
         name = name.replace(entry.target, entry.golden, 1)
         for kind, words in _KINDS.items():
             for word in words:
-                head, found, place = name.partition(word)
-                if not found:
+                head, separator, place = name.partition(word)
+                if not separator:
                     continue
                 if kind not in entry.places:
                     return name
-                for mine, other in entry.places[kind]:
-                    if place == mine or place.startswith(mine if self.loose else f"{mine}."):
-                        return f"{head}{word}{other}{place[len(mine) :]}"
+                for target_place, golden_place in entry.places[kind]:
+                    if place == target_place or place.startswith(target_place if self.loose else f"{target_place}."):
+                        return f"{head}{word}{golden_place}{place[len(target_place) :]}"
                 return f"{name}.abandoned"
         return name
 
@@ -131,7 +131,7 @@ def _entries(content: Any) -> list[Entry]:
             content = [{"ms_api": key, **value} for key, value in content.items()]
         else:
             content = [{"ms_api": key, "pt_api": value} for key, value in content.items()]
-    return [_entry_of(item, at) for at, item in enumerate(content)]
+    return [_entry_of(item, number) for number, item in enumerate(content)]
 
 
 def _shorten_entry(item: Any) -> str:
@@ -141,30 +141,30 @@ def _shorten_entry(item: Any) -> str:
     return repr(str(item)[:120]) if isinstance(item, (Mapping, str, int, float)) else f"a {type(item).__name__}"
 
 
-def _entry_of(item: Any, at: int) -> Entry:
+def _entry_of(item: Any, number: int) -> Entry:
     if not isinstance(item, Mapping) or not all(isinstance(item.get(key), str) for key in ("ms_api", "pt_api")):
-        raise UsageError(f"compare: entry {at} of the api mapping is {_shorten_entry(item)}; it needs the names ms_api and pt_api")
+        raise UsageError(f"compare: entry {number} of the api mapping is {_shorten_entry(item)}; it needs the names ms_api and pt_api")
     places = {}
     for kind in _KINDS:
-        mine, other = (_positions(item, f"{side}_{kind}", at) for side in ("ms", "pt"))
-        if mine is None and other is None:
+        target_positions, golden_positions = (_positions(item, f"{side}_{kind}", number) for side in ("ms", "pt"))
+        if target_positions is None and golden_positions is None:
             continue
-        if mine is None or other is None or len(mine) != len(other):
+        if target_positions is None or golden_positions is None or len(target_positions) != len(golden_positions):
             raise UsageError(
-                f"compare: entry {at} of the api mapping ({item['ms_api']}) lists {len(mine or ())} ms_{kind} and {len(other or ())} "
-                f"pt_{kind}; as many are needed on both sides"
+                f"compare: entry {number} of the api mapping ({item['ms_api']}) lists {len(target_positions or ())} ms_{kind} "
+                f"and {len(golden_positions or ())} pt_{kind}; as many are needed on both sides"
             )
-        places[kind] = tuple(zip(mine, other))
+        places[kind] = tuple(zip(target_positions, golden_positions))
     return Entry(item["ms_api"], item["pt_api"], places)
 
 
-def _positions(item: Mapping[str, Any], key: str, at: int) -> list[str] | None:
-    found = item.get(key, item.get(f"{key}s"))
-    if found is None:
+def _positions(item: Mapping[str, Any], key: str, number: int) -> list[str] | None:
+    listed = item.get(key, item.get(f"{key}s"))
+    if listed is None:
         return None
-    if not isinstance(found, (list, tuple)):
-        raise UsageError(f"compare: entry {at} of the api mapping has {key}: {str(found)[:80]!r}; a list of positions is needed")
-    return [str(place) for place in found]
+    if not isinstance(listed, (list, tuple)):
+        raise UsageError(f"compare: entry {number} of the api mapping has {key}: {str(listed)[:80]!r}; a list of positions is needed")
+    return [str(place) for place in listed]
 
 
 _OPERATORS = """

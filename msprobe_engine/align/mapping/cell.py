@@ -49,8 +49,8 @@ class CellMapping:
 
     def record_name(self, name: str) -> str:
         """The same of a record's name; one without a direction stays."""
-        found = self.row_name(f"{name}.")
-        return name if found == "N/A" else found[:-1]
+        renamed = self.row_name(f"{name}.")
+        return name if renamed == "N/A" else renamed[:-1]
 
     def _place(self, place: str) -> str:
         known = self._known.get(place)

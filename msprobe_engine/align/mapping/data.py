@@ -35,22 +35,22 @@ class DataMapping:
             name: of the target, as its file has it.
             otherwise: the answer for what is not in the mapping; None: the name.
         """
-        found = self.rows.get(name)
-        if found is None:
-            found = self._of_module(name)
-        if found is None:
+        renamed = self.rows.get(name)
+        if renamed is None:
+            renamed = self._of_module(name)
+        if renamed is None:
             return name if otherwise is None else otherwise
-        return found
+        return renamed
 
     def _of_module(self, name: str) -> str | None:
         if not name.startswith(("Module.", "Cell.")):
             return None
         kind, _, rest = name.partition(".")
         for word in (".forward.", ".backward.", ".parameters_grad"):
-            place, found, tail = rest.partition(word)
-            if found:
-                other = self.rows.get(place)
-                return None if other is None else f"{kind}.{other}{found}{tail}"
+            place, separator, tail = rest.partition(word)
+            if separator:
+                golden_path = self.rows.get(place)
+                return None if golden_path is None else f"{kind}.{golden_path}{separator}{tail}"
         return None
 
 

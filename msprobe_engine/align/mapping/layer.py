@@ -40,10 +40,10 @@ Rules = Mapping[str, Mapping[str, list[tuple[str, str, int]]]]
 
 def rows_by_layer(target: DumpTable, golden: DumpTable, source: Any) -> dict[str, str]:
     """Row name of the target -> row name of the golden side, or ``N/A``; a data mapping. Arguments and errors as `partners_by_layer`."""
-    found: dict[str, str] = {}
-    for op, other in enumerate(partners_by_layer(target, golden, source)):
-        _rows(found, target, golden, op, other)
-    return found
+    renamed: dict[str, str] = {}
+    for op, golden_record in enumerate(partners_by_layer(target, golden, source)):
+        _rows(renamed, target, golden, op, golden_record)
+    return renamed
 
 
 def partners_by_layer(target: DumpTable, golden: DumpTable, source: Any) -> list[int]:
@@ -59,46 +59,46 @@ def partners_by_layer(target: DumpTable, golden: DumpTable, source: Any) -> list
         if not side.construct:
             raise UsageError(f"compare: layer mapping needs construct.json beside {side.path}; dump at level L0 or mix")
     rules = _rules({} if source is True else read_mapping(source, "layer mapping"))
-    first, second = _Layers(target), _Layers(golden)
+    target_layers, golden_layers = _Layers(target), _Layers(golden)
     places: dict[tuple[str, str], list[int]] = {}
-    for op, (scope, state) in enumerate(zip(second.scopes, second.states)):
+    for op, (scope, state) in enumerate(zip(golden_layers.scopes, golden_layers.states)):
         places.setdefault((scope, state), []).append(op)
     counts: dict[tuple[str, str], int] = {}
     converted: dict[str, str] = {}
-    found: list[int] = []
-    for scope, state in zip(first.scopes, first.states):
+    partners: list[int] = []
+    for scope, state in zip(target_layers.scopes, target_layers.states):
         index = counts.get((scope, state), 0)
         counts[scope, state] = index + 1
         if scope not in converted:
-            converted[scope] = first.convert_path(scope, rules)
-        others = places.get((converted[scope], state), ())
-        found.append(others[index] if index < len(others) else -1)
-    return found
+            converted[scope] = target_layers.convert_path(scope, rules)
+        candidates = places.get((converted[scope], state), ())
+        partners.append(candidates[index] if index < len(candidates) else -1)
+    return partners
 
 
-def _rows(found: dict[str, str], target: DumpTable, golden: DumpTable, op: int, other: int) -> None:
+def _rows(renamed: dict[str, str], target: DumpTable, golden: DumpTable, target_record: int, golden_record: int) -> None:
     by_place = {}
-    if other >= 0:
-        cut = len(golden.ops[other])
-        by_place = {golden.name[row][cut:]: golden.name[row] for row in golden.rows(other)}
-    cut = len(target.ops[op])
-    for row in target.rows(op):
-        found[target.name[row]] = by_place.get(target.name[row][cut:], NOTHING)
+    if golden_record >= 0:
+        cut = len(golden.ops[golden_record])
+        by_place = {golden.name[row][cut:]: golden.name[row] for row in golden.rows(golden_record)}
+    cut = len(target.ops[target_record])
+    for row in target.rows(target_record):
+        renamed[target.name[row]] = by_place.get(target.name[row][cut:], NOTHING)
 
 
 def _rules(mapping: Any) -> Rules:
     """Class -> first part of a child's name -> (whole name, new name, number of parts), the longest first."""
     if not isinstance(mapping, Mapping):
         raise UsageError(f"compare: the layer mapping is a {type(mapping).__name__}; classes with the names of their children are needed")
-    found: dict[str, dict[str, list[tuple[str, str, int]]]] = {}
+    rules_by_class: dict[str, dict[str, list[tuple[str, str, int]]]] = {}
     for cls, children in mapping.items():
-        rules = found.setdefault(TOP if cls == "Cell" else str(cls), {})
-        for name, other in texts(children, f"layer mapping of {cls}").items():
+        rules = rules_by_class.setdefault(TOP if cls == "Cell" else str(cls), {})
+        for name, new_name in texts(children, f"layer mapping of {cls}").items():
             parts = name.split(".")
-            rules.setdefault(parts[0], []).append((name, other.partition("(")[0], len(parts)))
+            rules.setdefault(parts[0], []).append((name, new_name.partition("(")[0], len(parts)))
         for some in rules.values():
             some.sort(key=lambda rule: -rule[2])
-    return found
+    return rules_by_class
 
 
 class _Layers:
@@ -154,11 +154,11 @@ class _Layers:
         call = _USER_CALL.get(self._side.framework, _TORCH_CALL)
         # 26.2.0 leaves its own lines out: the first line is the call; what MindSpore does around a cell stands before it there
         begun = call is _TORCH_CALL and not any("Template" in line for line in lines)
-        for at, line in enumerate(lines):
+        for position, line in enumerate(lines):
             if "Template" in line:
-                start, begun = at, True
+                start, begun = position, True
             elif begun and call.search(line):
-                end = at
+                end = position
                 break
         last = ""
         for line in lines[start + 1 : end]:
@@ -184,7 +184,7 @@ class _Layers:
 
     def _layers(self, starts: set[str]) -> list[tuple[str, int, int]]:
         """(path of the list, number, record) of records in layers that count anew; the outermost list counts."""
-        found = []
+        layers = []
         for op, scope in enumerate(self.scopes):
             parts = scope.split(".")
             for cut in range(1, len(parts)):
@@ -192,24 +192,24 @@ class _Layers:
                 if prefix in starts:
                     digits = _DIGITS.findall(parts[cut])
                     if digits:
-                        found.append((prefix, int(digits[-1]), op))
+                        layers.append((prefix, int(digits[-1]), op))
                     break
-        return found
+        return layers
 
     def convert_path(self, scope: str, rules: Rules) -> str:
         """The path with names of the golden side."""
         parts = scope.split(".")
         new = [TOP]
-        at = 0
-        while at < len(parts) - 1:
-            above = ".".join(parts[: at + 1])
-            step, name = 1, parts[at + 1]
-            for whole, other, length in rules.get(self.classes.get(above, parts[at]), {}).get(name, ()):
-                if ".".join(parts[at + 1 : at + 1 + length]) == whole:
-                    step, name = length, other
+        position = 0
+        while position < len(parts) - 1:
+            above = ".".join(parts[: position + 1])
+            step, name = 1, parts[position + 1]
+            for whole, new_name, length in rules.get(self.classes.get(above, parts[position]), {}).get(name, ()):
+                if ".".join(parts[position + 1 : position + 1 + length]) == whole:
+                    step, name = length, new_name
                     break
             new.append(name)
-            at += step
+            position += step
         return ".".join(new)
 
 

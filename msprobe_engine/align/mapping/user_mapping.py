@@ -53,8 +53,8 @@ class Mappings:
         """
         if not self:
             return
-        found, moved = taken_for(target, golden, CellMapping.read(self.cell, self.loose), ApiMapping.read(self.api, self.loose))
-        names, places = list(found or target.ops), dict(moved or {})
+        aliases, moved = taken_for(target, golden, CellMapping.read(self.cell, self.loose), ApiMapping.read(self.api, self.loose))
+        names, places = list(aliases or target.ops), dict(moved or {})
         rows = rows_by_layer(target, golden, self.layer) if self.layer else self.data
         data = DataMapping.read(rows)
         if data is not None:
@@ -84,43 +84,52 @@ def _by_rows(names: list[str], places: dict[int, str], target: DumpTable, golden
         names[op] = data.row_name(f"{record}.", f"{names[op]}.")[:-1]
         chosen = None
         for row in target.rows(op):
-            its = data.row_name(target.name[row], "")
-            other = owner.get(its)
-            if other is not None and chosen in (None, other):
-                chosen = other
-                names[op] = golden.ops[other]
-                places[row] = its[len(golden.ops[other]) :]
+            golden_name = data.row_name(target.name[row], "")
+            golden_record = owner.get(golden_name)
+            if golden_record is not None and chosen in (None, golden_record):
+                chosen = golden_record
+                names[op] = golden.ops[golden_record]
+                places[row] = golden_name[len(golden.ops[golden_record]) :]
 
 
 def propose_mapping(target: Tree, golden: Tree, structure: Structure) -> dict[str, str]:
     """Modules of the target (``path.Class``) -> what they are called on the golden side, where no mapping has said so; a cell mapping,
     the outermost modules first."""
-    found: dict[str, str] = {}
+    renamed: dict[str, str] = {}
     for i, j in structure.pairs:
-        a, b = target.kinds[i], golden.kinds[j]
-        if len(a) == len(b) == 4 and a[2:] != b[2:] and not _built_in(a, b) and not several(target.side, i) and not several(golden.side, j):
-            mine, its = module_place(target.side.ops[i]), module_place(golden.side.ops[j])
-            if mine is not None and its is not None and mine != its:
-                found.setdefault(mine, its)
-    theirs = {golden.kinds[j][2]: j for j in structure.only_golden if len(golden.kinds[j]) == 4}
-    for i in structure.only_target if theirs else ():
-        other = _around(target.kinds[i][2], structure.renamed, theirs) if len(target.kinds[i]) == 4 else None
-        mine, its = module_place(target.side.ops[i]), None if other is None else module_place(golden.side.ops[other])
-        if mine is not None and its is not None:
-            found.setdefault(mine, its)
-    return dict(sorted(found.items(), key=lambda pair: pair[0].count(".")))
+        target_kind, golden_kind = target.kinds[i], golden.kinds[j]
+        if (
+            len(target_kind) == len(golden_kind) == 4
+            and target_kind[2:] != golden_kind[2:]
+            and not _built_in(target_kind, golden_kind)
+            and not several(target.side, i)
+            and not several(golden.side, j)
+        ):
+            target_place, golden_place = module_place(target.side.ops[i]), module_place(golden.side.ops[j])
+            if target_place is not None and golden_place is not None and target_place != golden_place:
+                renamed.setdefault(target_place, golden_place)
+    golden_modules = {golden.kinds[j][2]: j for j in structure.only_golden if len(golden.kinds[j]) == 4}
+    for i in structure.only_target if golden_modules else ():
+        golden_record = _around(target.kinds[i][2], structure.renamed, golden_modules) if len(target.kinds[i]) == 4 else None
+        target_place, golden_place = (
+            module_place(target.side.ops[i]),
+            None if golden_record is None else module_place(golden.side.ops[golden_record]),
+        )
+        if target_place is not None and golden_place is not None:
+            renamed.setdefault(target_place, golden_place)
+    return dict(sorted(renamed.items(), key=lambda pair: pair[0].count(".")))
 
 
-def _built_in(mine: Kind, its: Kind) -> bool:
+def _built_in(target: Kind, golden: Kind) -> bool:
     """One module in two frameworks: at one path, of a class that both have under a name each."""
-    return mine[1] != its[1] and mine[2] == its[2] and vocabulary.of_class(mine[3]) == vocabulary.of_class(its[3])
+    return target[1] != golden[1] and target[2] == golden[2] and vocabulary.of_class(target[3]) == vocabulary.of_class(golden[3])
 
 
-def _around(path: str, renamed: Mapping[str, str], theirs: Mapping[str, int]) -> int | None:
+def _around(path: str, renamed: Mapping[str, str], golden_modules: Mapping[str, int]) -> int | None:
     """The module of the golden side that stands around the partners of what stands inside of this one: its class has another name too."""
-    for mine, its in renamed.items():
-        if mine.startswith(f"{path}.") and its.endswith(mine[len(path) :]):
-            found = theirs.get(its[: len(path) - len(mine)])
-            if found is not None:
-                return found
+    for target_path, golden_path in renamed.items():
+        if target_path.startswith(f"{path}.") and golden_path.endswith(target_path[len(path) :]):
+            record = golden_modules.get(golden_path[: len(path) - len(target_path)])
+            if record is not None:
+                return record
     return None

@@ -17,14 +17,16 @@ from msprobe_engine.measure import distances
 def without_collectives(structure: Structure, target: Tree, golden: Tree, owned: Mapping[int, parameter_owner.Owner]) -> Structure:
     """Collectives of one layout have no counterpart in another one, even where there are some. Of the calls of an update the kinds that
     the runs do not make equally often may be about other parameters."""
-    last, other = last_backward(target), last_backward(golden)
-    mine = Counter((kind, owned.get(op)) for op, kind in enumerate(target.kinds) if op > last)
-    others = parameter_owner.owners(golden)
-    theirs = Counter((kind, others.get(op)) for op, kind in enumerate(golden.kinds) if op > other)
+    target_last, golden_last = last_backward(target), last_backward(golden)
+    target_counts = Counter((kind, owned.get(op)) for op, kind in enumerate(target.kinds) if op > target_last)
+    golden_owners = parameter_owner.owners(golden)
+    golden_counts = Counter((kind, golden_owners.get(op)) for op, kind in enumerate(golden.kinds) if op > golden_last)
     gone = {}
     for op, partner in structure.pairs:
         key = (target.kinds[op], owned.get(op))
-        if target.side.ops[op].startswith("Distributed.") or (op > last and len(key[0]) != 4 and mine[key] != theirs[key]):
+        if target.side.ops[op].startswith("Distributed.") or (
+            op > target_last and len(key[0]) != 4 and target_counts[key] != golden_counts[key]
+        ):
             gone[op] = partner
     structure.pairs = [pair for pair in structure.pairs if pair[0] not in gone]
     structure.only_target = sorted((*structure.only_target, *gone))
@@ -38,27 +40,29 @@ def shares_out(tree: Tree) -> bool:
     return any("reduce_scatter" in api or "all_gather_into" in api for api in behind)
 
 
-def sizes(first: Any, second: Any, most: int) -> bool:
+def sizes(target: Any, golden: Any, most: int) -> bool:
     """Two whole numbers, or lists of some, that are equal or up to `most` times each other."""
-    if isinstance(first, list) and isinstance(second, list):
-        return len(first) == len(second) and all(a == b or sizes(a, b, most) for a, b in zip(first, second))
-    if type(first) is not int or type(second) is not int or first <= 0 or second <= 0:
+    if isinstance(target, list) and isinstance(golden, list):
+        return len(target) == len(golden) and all(
+            target_size == golden_size or sizes(target_size, golden_size, most) for target_size, golden_size in zip(target, golden)
+        )
+    if type(target) is not int or type(golden) is not int or target <= 0 or golden <= 0:
         return False
-    large, small = max(first, second), min(first, second)
+    large, small = max(target, golden), min(target, golden)
     return large % small == 0 and large // small <= most
 
 
-def inverse(first: Any, second: Any, factor: float) -> bool:
+def inverse(target: Any, golden: Any, factor: float) -> bool:
     """Two numbers that take a factor of the gradients out."""
-    both = isinstance(first, float) and isinstance(second, float) and second != 0.0
-    return both and min(abs(first / second * factor - 1), abs(first / second / factor - 1)) < AGREES
+    are_numbers = isinstance(target, float) and isinstance(golden, float) and golden != 0.0
+    return are_numbers and min(abs(target / golden * factor - 1), abs(target / golden / factor - 1)) < AGREES
 
 
-def whole_share(first: Any, second: Any, most: int) -> bool:
+def whole_share(target: Any, golden: Any, most: int) -> bool:
     """Two numbers that take a mean over as many pieces, at most `most` (a loss times one part of the micro batches)."""
-    if not isinstance(first, float) or not isinstance(second, float) or not min(abs(first), abs(second)):
+    if not isinstance(target, float) or not isinstance(golden, float) or not min(abs(target), abs(golden)):
         return False
-    times = max(abs(first / second), abs(second / first))
+    times = max(abs(target / golden), abs(golden / target))
     return abs(times - round(times)) < AGREES and 1 < round(times) <= most
 
 
@@ -74,8 +78,8 @@ def long(shape: list[int]) -> bool:
 
 def unequally_owned(target: Tree, golden: Tree) -> set[Kind]:
     """Kinds of calls of the update of which one side shows the parameter more often: what is left over cannot be paired."""
-    found = []
+    counts = []
     for tree in (target, golden):
         last = last_backward(tree)
-        found.append(Counter(tree.kinds[op] for op in parameter_owner.owners(tree) if op > last))
-    return {kind for kind in found[0].keys() | found[1].keys() if found[0][kind] != found[1][kind]}
+        counts.append(Counter(tree.kinds[op] for op in parameter_owner.owners(tree) if op > last))
+    return {kind for kind in counts[0].keys() | counts[1].keys() if counts[0][kind] != counts[1][kind]}

@@ -41,9 +41,9 @@ def experts_of(side: DumpTable) -> int:
     """How many experts the layers of a rank have at most; 0 without any."""
     numbers: dict[str, set[int]] = {}
     for name in side.ops:
-        found = EXPERT.match(_path(name))
-        if found:
-            numbers.setdefault(found["before"], set()).add(int(found["number"]))
+        match = EXPERT.match(_path(name))
+        if match:
+            numbers.setdefault(match["before"], set()).add(int(match["number"]))
     return max(map(len, numbers.values()), default=0)
 
 
@@ -52,18 +52,18 @@ def groups(sides: Mapping[int, DumpTable]) -> list[list[int]]:
     if not all(experts_of(side) for side in sides.values()):
         return []
     places = {rank: _place(side) for rank, side in sides.items()}
-    found: dict[Any, list[int]] = {}
+    ranks_by_group: dict[Any, list[int]] = {}
     if all(place is not None for place in places.values()):
         seen: dict[Any, int] = {}
         for rank in sorted(sides):
-            expert, others = places[rank] or (0, ())
-            turn = seen[others, expert] = seen.get((others, expert), -1) + 1
-            found.setdefault((others, turn), []).append(rank)
-        return sorted(some for some in found.values() if len(some) > 1)
+            expert, other_places = places[rank] or (0, ())
+            turn = seen[other_places, expert] = seen.get((other_places, expert), -1) + 1
+            ranks_by_group.setdefault((other_places, turn), []).append(rank)
+        return sorted(some for some in ranks_by_group.values() if len(some) > 1)
     for side in sides.values():
         members = _exchange(side)
-        found[members] = [rank for rank in members if rank in sides]
-    return sorted(some for some in found.values() if len(some) > 1)
+        ranks_by_group[members] = [rank for rank in members if rank in sides]
+    return sorted(some for some in ranks_by_group.values() if len(some) > 1)
 
 
 def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
@@ -74,7 +74,7 @@ def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
 
 def _exchange(side: DumpTable) -> tuple[int, ...]:
     """The ranks of the largest group that tokens are exchanged in: of collectives around experts."""
-    around = {found["before"] for name in side.ops if (found := EXPERT.match(_path(name)))}
+    around = {match["before"] for name in side.ops if (match := EXPERT.match(_path(name)))}
     tree = Tree(side)
     best: tuple[int, ...] = ()
     for op in side.collectives:
@@ -89,27 +89,27 @@ def _exchange(side: DumpTable) -> tuple[int, ...]:
 
 def gather_experts(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
     """The ranks of a run, with the records of all experts of a group on its first rank."""
-    found = dict(sides)
+    gathered = dict(sides)
     for group in groups(sides):
         trees = [Tree(sides[rank]) for rank in group]
         moves = [_moves(tree) for tree in trees]
         counts = [experts_of(tree.side) for tree in trees]
-        found[group[0]] = _merge_expert_records(group, trees, moves, [sum(counts[:at]) for at in range(len(counts))])
+        gathered[group[0]] = _merge_expert_records(group, trees, moves, [sum(counts[:position]) for position in range(len(counts))])
         for rank, tree, moved in zip(group[1:], trees[1:], moves[1:]):
-            left = {op for ops in moved.values() for op in ops}
-            found[rank] = micro_batches.subset(tree.side, [op for op in range(len(tree.side.ops)) if op not in left])
-    for side in found.values():
+            moved_records = {op for ops in moved.values() for op in ops}
+            gathered[rank] = micro_batches.subset(tree.side, [op for op in range(len(tree.side.ops)) if op not in moved_records])
+    for side in gathered.values():
         _note_lists(side)
-    return found
+    return gathered
 
 
 def _moves(tree: Tree) -> dict[Place, list[int]]:
     """Records of experts, by the call they are made in."""
     owned = parameter_owner.owners(tree)
-    found: dict[Place, list[int]] = {}
+    moves: dict[Place, list[int]] = {}
     last: Place | None = None
     for op, name in enumerate(tree.side.ops):
-        place = next((one for one in map(_call, (name, *(tree.side.ops[above] for above in tree.above(op)))) if one), None)
+        place = next((call for call in map(_call, (name, *(tree.side.ops[above] for above in tree.above(op)))) if call), None)
         if place is not None:
             last = place
         elif tree.is_gradients(op) and EXPERT.match(_path(name)):
@@ -117,14 +117,14 @@ def _moves(tree: Tree) -> dict[Place, list[int]]:
         elif op in owned and EXPERT.match(owned[op][0]):
             place = _UPDATE
         if place is not None:
-            found.setdefault(place, []).append(op)
-    return found
+            moves.setdefault(place, []).append(op)
+    return moves
 
 
 def _call(name: str) -> Place | None:
     parsed = names.parse(name)
-    found = EXPERT.match(parsed.path) if isinstance(parsed, names.ModuleName) else None
-    return (found["before"], parsed.direction, parsed.number) if found and isinstance(parsed, names.ModuleName) else None
+    match = EXPERT.match(parsed.path) if isinstance(parsed, names.ModuleName) else None
+    return (match["before"], parsed.direction, parsed.number) if match and isinstance(parsed, names.ModuleName) else None
 
 
 def _path(name: str) -> str:
@@ -138,8 +138,8 @@ def _merge_expert_records(
     """The first rank of a group with the experts of the others behind its own; in the backward pass before them."""
 
     def renumber_expert(start: int, path: str) -> str:
-        found = EXPERT.match(path)
-        return path if found is None else f"{found['before']}.{int(found['number']) + start}{path[found.end() :]}"
+        match = EXPERT.match(path)
+        return path if match is None else f"{match['before']}.{int(match['number']) + start}{path[match.end() :]}"
 
     sources = [
         Source(rank, rank, tree.side, lambda path, start=start: renumber_expert(start, path))  # type: ignore[misc]
@@ -149,22 +149,22 @@ def _merge_expert_records(
     before: dict[int, list[tuple[int, int]]] = {}  # record of the first rank -> (source, record) to stand before it
     for place in {place for some in moves for place in some}:
         own = moves[0].get(place, [])
-        others = [(at, op) for at, some in enumerate(moves) if at for op in some.get(place, [])]
+        records_of_others = [(source, op) for source, some in enumerate(moves) if source for op in some.get(place, [])]
         if not own or place == _UPDATE:
             spot = len(trees[0].side.ops)
         elif place[1] == "backward":
             spot = own[0]
-            others = [(at, op) for at, some in reversed(list(enumerate(moves))) if at for op in some.get(place, [])]
+            records_of_others = [(source, op) for source, some in reversed(list(enumerate(moves))) if source for op in some.get(place, [])]
         else:
             spot = own[-1] + 1
-        before.setdefault(spot, []).extend(others)
+        before.setdefault(spot, []).extend(records_of_others)
     for op in range(len(trees[0].side.ops) + 1):
-        for at, other in before.get(op, ()):
-            weaver.append_record(at, other, weaver.rename_record(at, trees[at].side.ops[other]))
+        for source, record in before.get(op, ()):
+            weaver.append_record(source, record, weaver.rename_record(source, trees[source].side.ops[record]))
         if op < len(trees[0].side.ops):
             weaver.append_record(0, op, weaver.rename_record(0, trees[0].side.ops[op]))
-    gone = [{trees[at].side.ops[op] for ops in some.values() for op in ops} for at, some in enumerate(moves)]
-    return weaver.finish_table(lambda at, name: at == 0 or name in gone[at])
+    gone = [{trees[source].side.ops[op] for ops in some.values() for op in ops} for source, some in enumerate(moves)]
+    return weaver.finish_table(lambda source, name: source == 0 or name in gone[source])
 
 
 class _Others:
@@ -183,7 +183,7 @@ def around(tree: Tree) -> set[int]:
     out = set()
     for op, kind in enumerate(tree.kinds):
         if len(kind) != 4:
-            above = next((tree.kinds[one][2] for one in tree.above(op) if len(tree.kinds[one]) == 4), None)
+            above = next((tree.kinds[enclosing][2] for enclosing in tree.above(op) if len(tree.kinds[enclosing]) == 4), None)
             if above in holders:
                 out.add(op)
     return out
@@ -217,26 +217,26 @@ class Tokens:
     pieces: int
 
 
-def tokens(ours: Sequence[tuple[list[int], Floats]], theirs: Sequence[tuple[list[int], Floats]]) -> Tokens | None:
+def tokens(target: Sequence[tuple[list[int], Floats]], golden: Sequence[tuple[list[int], Floats]]) -> Tokens | None:
     """Put tensors together that differ in the size of one dimension; None when they are none such, or all of one size on each side.
 
     Args:
-        ours, theirs: (shape, float64 (4,) of Max, Min, Mean, Norm) of each piece.
+        target, golden: (shape, float64 (4,) of Max, Min, Mean, Norm) of each piece.
     """
-    shapes = [tuple(shape) for shape, _ in (*ours, *theirs)]
-    if not ours or not theirs or len({len(shape) for shape in shapes}) > 1:
+    shapes = [tuple(shape) for shape, _ in (*target, *golden)]
+    if not target or not golden or len({len(shape) for shape in shapes}) > 1:
         return None
-    if all(len({tuple(shape) for shape, _ in some}) == 1 for some in (ours, theirs)):
+    if all(len({tuple(shape) for shape, _ in some}) == 1 for some in (target, golden)):
         return None
-    other = [at for at in range(len(shapes[0])) if len({shape[at] for shape in shapes}) > 1]
-    if len(other) != 1:
+    unequal_dimensions = [dimension for dimension in range(len(shapes[0])) if len({shape[dimension] for shape in shapes}) > 1]
+    if len(unequal_dimensions) != 1:
         return None
-    at = other[0]
-    totals = [sum(shape[at] for shape, _ in some) for some in (ours, theirs)]
-    whole = [max(totals) if n == at else size for n, size in enumerate(shapes[0])]
+    dimension = unequal_dimensions[0]
+    totals = [sum(shape[dimension] for shape, _ in some) for some in (target, golden)]
+    whole = [max(totals) if n == dimension else size for n, size in enumerate(shapes[0])]
     if totals[0] != totals[1]:
-        return Tokens(None, None, whole, len(ours))
-    return Tokens(merge_weighted(ours), merge_weighted(theirs), whole, len(ours))
+        return Tokens(None, None, whole, len(target))
+    return Tokens(merge_weighted(target), merge_weighted(golden), whole, len(target))
 
 
 def merge_weighted(some: Sequence[tuple[list[int], Floats]]) -> Floats:
@@ -260,13 +260,13 @@ def together(
         problems: sentences about what cannot be put together are added.
         notes: sentences about what was left out on purpose are added.
     """
-    found = False
+    merged = False
     if stages.signature(target, golden) != stages.signature(golden, target):
         target, golden = stages.merge_pipelines(target, golden, problems, notes), stages.merge_pipelines(golden, target, problems, notes)
-        found = True
+        merged = True
     elif min(len(target), len(golden)) > 1:
         target, golden = (stages.without_passes_for_shapes(*sides, notes) for sides in ((target, golden), (golden, target)))
     held = [experts_of(side[min(side)]) for side in (target, golden)]
     if all(held) and held[0] != held[1]:
-        target, golden, found = gather_experts(target), gather_experts(golden), True
-    return target, golden, found
+        target, golden, merged = gather_experts(target), gather_experts(golden), True
+    return target, golden, merged

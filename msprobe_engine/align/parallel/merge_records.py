@@ -47,52 +47,56 @@ class RecordMerger:
 
     def __init__(self, sources: Sequence[Source], across: Container[str] = ()) -> None:
         self._sources, self._across = sources, across
-        first = sources[0].side
-        self._side = DumpTable(first.path, header=first.header, recovered=any(source.side.recovered for source in sources))
+        first_side = sources[0].side
+        self._side = DumpTable(first_side.path, header=first_side.header, recovered=any(source.side.recovered for source in sources))
         for source in sources:
             for problem in source.side.problems:
                 self._side.add_problem(problem)
         self._numbers: dict[tuple[object, ...], int] = {}
         self._next: dict[tuple[str, ...], int] = {}
 
-    def append_record(self, at: int, op: int, name: str, begun: tuple[DumpTable, int] | None = None, backward: bool = False) -> None:
+    def append_record(
+        self, source_index: int, op: int, name: str, begun: tuple[DumpTable, int] | None = None, backward: bool = False
+    ) -> None:
         """Add a record at the end.
 
         Args:
-            at: which source.
+            source_index: which source.
             name: as `rename_record` gives it.
             begun: another record that has what went in; None: this one.
             backward: made in a backward pass. A gradient that another rank has sent is said to require one; that tells nothing.
         """
-        source, whole = self._sources[at], self._side
+        source, whole = self._sources[source_index], self._side
         side = source.side
         start, place = len(whole.name), len(whole.ops)
-        first, other = begun or (side, op)
+        input_side, input_op = begun or (side, op)
         micro_batches.append_record(whole, side, op)
-        micro_batches.add_rows(whole, first, range(first.rows(other).start, _first_output(first, other)))
+        micro_batches.add_rows(whole, input_side, range(input_side.rows(input_op).start, _first_output(input_side, input_op)))
         middle = len(whole.name)
         micro_batches.add_rows(whole, side, range(_first_output(side, op), side.rows(op).stop))
         whole.ops[place] = name
         tags = whole.tags.get(place, {})
         whole.tags[place] = {ORIGIN: {"rank": source.rank, "record": side.ops[op]}, **tags}
         for row in range(start, len(whole.name)):
-            old = first.ops[other] if row < middle else side.ops[op]
+            old = input_side.ops[input_op] if row < middle else side.ops[op]
             whole.name[row] = name + whole.name[row][len(old) :]
             whole.data_name[row] = ""  # saved tensors lie in the directories of several ranks
             if backward:
                 whole.requires_grad[row] = None
 
-    def rename_record(self, at: int, name: str) -> str:
+    def rename_record(self, source_index: int, name: str) -> str:
         """The name of a record in the whole: path of the whole model, calls counted over all sources."""
-        source = self._sources[at]
+        source = self._sources[source_index]
         parsed = names.parse(name)
         if isinstance(parsed, names.ModuleName):
             path = source.path(parsed.path)
-            owner = -1 if path in self._across else at
+            owner = -1 if path in self._across else source_index
             return str(parsed._replace(path=path, number=self._number(owner, ("module", path, parsed.cls), parsed.number)))
         if isinstance(parsed, names.ParametersGradName):
             path, number = source.path(parsed.path), parsed.number
-            return str(parsed._replace(path=path, number=None if number is None else self._number(at, ("gradients", path), number)))
+            return str(
+                parsed._replace(path=path, number=None if number is None else self._number(source_index, ("gradients", path), number))
+            )
         if isinstance(parsed, names.ApiName):
             return str(parsed._replace(number=self._number(source.counter, ("call", parsed.prefix, parsed.api), parsed.number)))
         return name
@@ -115,15 +119,17 @@ class RecordMerger:
         side = self._side
         stacks: dict[str, list[str]] = {}
         construct: dict[str, Any] = {}
-        for at, source in enumerate(self._sources):
+        for source_index, source in enumerate(self._sources):
             for name, node in source.side.construct.items():
-                if owns(at, name):
+                if owns(source_index, name):
                     parent = node[0] if isinstance(node, list) and node else node
-                    new = self.rename_record(at, parent) if isinstance(parent, str) else parent
-                    construct.setdefault(self.rename_record(at, name), [new, *node[1:]] if isinstance(node, list) and node else new)
+                    new = self.rename_record(source_index, parent) if isinstance(parent, str) else parent
+                    construct.setdefault(
+                        self.rename_record(source_index, name), [new, *node[1:]] if isinstance(node, list) and node else new
+                    )
             for name, lines in source.side.stacks.items():
-                if owns(at, name):
-                    stacks.setdefault(self.rename_record(at, name), lines)
+                if owns(source_index, name):
+                    stacks.setdefault(self.rename_record(source_index, name), lines)
         construct.update(around or {})
         side.construct, side.stacks = construct, stacks
         known: dict[Any, Any] = {}

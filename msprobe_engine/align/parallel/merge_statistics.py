@@ -23,48 +23,56 @@ SAME = 1e-6
 """Replicas hold the same numbers; a collective that sums in another order on each rank moves a last bit of a float32."""
 
 
-def whole_shape(first: Any, second: Any) -> list[int] | None:
+def whole_shape(target: Any, golden: Any) -> list[int] | None:
     """The smallest shape that two shapes are pieces of; None when they are no pieces of one tensor.
 
     >>> whole_shape([4, 16, 48], [2, 16, 96])
     [4, 16, 96]
     """
-    if not (isinstance(first, list) and isinstance(second, list)) or len(first) != len(second):
+    if not (isinstance(target, list) and isinstance(golden, list)) or len(target) != len(golden):
         return None
     shape = []
-    for a, b in zip(first, second):
-        if not (isinstance(a, int) and isinstance(b, int)):
+    for target_size, golden_size in zip(target, golden):
+        if not (isinstance(target_size, int) and isinstance(golden_size, int)):
             return None
-        large, small = max(a, b), min(a, b)
+        large, small = max(target_size, golden_size), min(target_size, golden_size)
         if large != small and (small == 0 or large % small):
             return None
         shape.append(large)
     return shape
 
 
-def times(shape: Sequence[int], first: Sequence[int], second: Sequence[int], n: int) -> list[int]:
+def times(shape: Sequence[int], target_shape: Sequence[int], golden_shape: Sequence[int], n: int) -> list[int]:
     """A shape with `n` times as much in the dimension in which two others differ, or in the first one."""
-    at = next((d for d, (a, b) in enumerate(zip(first, second)) if a != b), 0)
-    return [size * n if d == at else size for d, size in enumerate(shape)]
+    dimension = next((d for d, (target_size, golden_size) in enumerate(zip(target_shape, golden_shape)) if target_size != golden_size), 0)
+    return [size * n if d == dimension else size for d, size in enumerate(shape)]
 
 
-def is_padded(first: Any, second: Any, pieces: int) -> bool:
+def is_padded(target: Any, golden: Any, pieces: int) -> bool:
     """One dimension of the first, times at most `pieces`, is a bit more than the whole of the second, or a bit less: one of the two is
     filled up to a round number. In other dimensions one may be a piece of the other."""
-    if not (isinstance(first, list) and isinstance(second, list)) or len(first) != len(second):
+    if not (isinstance(target, list) and isinstance(golden, list)) or len(target) != len(golden):
         return False
-    other = [(a, b) for a, b in zip(first, second) if a != b and not (min(a, b) > 0 and max(a, b) % min(a, b) == 0)]
-    if len(other) != 1:
+    unequal = [
+        (target_size, golden_size)
+        for target_size, golden_size in zip(target, golden)
+        if target_size != golden_size
+        and not (min(target_size, golden_size) > 0 and max(target_size, golden_size) % min(target_size, golden_size) == 0)
+    ]
+    if len(unequal) != 1:
         return False
-    a, b = other[0]
-    return any(b < a * n <= b + max(1024, b // 8) or a < b <= a * n for n in range(1, pieces + 1))
+    target_size, golden_size = unequal[0]
+    return any(
+        golden_size < target_size * n <= golden_size + max(1024, golden_size // 8) or target_size < golden_size <= target_size * n
+        for n in range(1, pieces + 1)
+    )
 
 
-def fills_up(first: Any, second: Any) -> bool:
+def fills_up(target: Any, golden: Any) -> bool:
     """Two matrices that differ in their rows alone, one of them a bit longer: a vocabulary filled up to a round number."""
-    if not (isinstance(first, list) and isinstance(second, list) and len(first) == len(second) == 2 and first[1] == second[1]):
+    if not (isinstance(target, list) and isinstance(golden, list) and len(target) == len(golden) == 2 and target[1] == golden[1]):
         return False
-    large, small = max(first[0], second[0]), min(first[0], second[0])
+    large, small = max(target[0], golden[0]), min(target[0], golden[0])
     return bool(0 < small < large <= small + max(1024, small // 8))
 
 
@@ -79,14 +87,16 @@ def merge_pieces(stats: Floats) -> Floats:
         return np.array((stats[:, 0].max(), stats[:, 1].min(), stats[:, 2].mean(), np.sqrt(np.square(stats[:, 3]).sum())))
 
 
-def close(a: Floats, b: Floats, tolerance: float = SAME) -> bool:
+def close(target: Floats, golden: Floats, tolerance: float = SAME) -> bool:
     """Two rows of statistics say the same; what neither of them has (the mean of a mask) does not count."""
-    if np.array_equal(a, b, equal_nan=True):
+    if np.array_equal(target, golden, equal_nan=True):
         return True
     with np.errstate(all="ignore"):
-        scale = np.array((max(abs(a[0]), abs(a[1]), abs(b[0]), abs(b[1])),) * 3 + (max(abs(a[3]), abs(b[3])),))
-        near = np.abs(a - b) <= tolerance * scale
-    return bool((near | (np.isnan(a) & np.isnan(b))).all())
+        scale = np.array(
+            (max(abs(target[0]), abs(target[1]), abs(golden[0]), abs(golden[1])),) * 3 + (max(abs(target[3]), abs(golden[3])),)
+        )
+        near = np.abs(target - golden) <= tolerance * scale
+    return bool((near | (np.isnan(target) & np.isnan(golden))).all())
 
 
 def distance(value: Floats, golden: Floats) -> float:
@@ -95,9 +105,9 @@ def distance(value: Floats, golden: Floats) -> float:
         top = max(abs(value[0]), abs(value[1]), abs(golden[0]), abs(golden[1]))
         far = max(abs(value[0] - golden[0]), abs(value[1] - golden[1])) / top if top else 0.0
         norm = max(value[3], golden[3])
-        both = np.isnan(value[3]) and np.isnan(golden[3]) and far == far  # masks have extremes only
-        found = max(far, abs(value[3] - golden[3]) / norm if norm and not both else 0.0)
-    return float(found) if found == found else float("inf")
+        without_norm = np.isnan(value[3]) and np.isnan(golden[3]) and far == far  # masks have extremes only
+        result = max(far, abs(value[3] - golden[3]) / norm if norm and not without_norm else 0.0)
+    return float(result) if result == result else float("inf")
 
 
 def groupings(pieces: int, need: int) -> Iterator[list[list[int]]]:
@@ -118,8 +128,8 @@ def divisors(n: int) -> list[int]:
 
 def wholes(pieces: Floats, need: int) -> Iterator[tuple[list[list[int]], list[Floats]]]:
     """Each grouping, and the whole of each of its replicas."""
-    for way in groupings(len(pieces), need):
-        yield way, [merge_pieces(pieces[members]) if need > 1 else pieces[members[0]] for members in way]
+    for grouping in groupings(len(pieces), need):
+        yield grouping, [merge_pieces(pieces[members]) if need > 1 else pieces[members[0]] for members in grouping]
 
 
 def merge_replicas(pieces: Floats, need: int) -> Floats | None:
@@ -127,24 +137,24 @@ def merge_replicas(pieces: Floats, need: int) -> Floats | None:
     if not len(pieces) or not need or len(pieces) % need:
         return None
     for _, made in wholes(pieces, need):
-        if all(close(made[0], one) for one in made[1:]):
+        if all(close(made[0], replica) for replica in made[1:]):
             return made[0]
     return None
 
 
 def odd_one(pieces: Floats, need: int, golden: Floats, factor: float, agrees: float) -> tuple[Floats | None, int]:
     """The replica that is off while another agrees with the golden side, and the place of one of its pieces; (None, 0) when none agrees."""
-    for way, made in wholes(pieces, need):
-        far = [min(distance(one, golden), distance(one / factor, golden)) for one in made]
+    for grouping, made in wholes(pieces, need):
+        far = [min(distance(replica, golden), distance(replica / factor, golden)) for replica in made]
         if min(far) <= agrees:
             worst = int(np.argmax(far))
-            return made[worst], way[worst][0]
+            return made[worst], grouping[worst][0]
     return None, 0
 
 
 def farthest(pieces: Floats, need: int, golden: Floats) -> Floats:
     """Of all wholes that can be made, the one that is most unlike the golden side."""
-    return max((one for _, made in wholes(pieces, need) for one in made), key=lambda one: distance(one, golden))
+    return max((whole for _, made in wholes(pieces, need) for whole in made), key=lambda whole: distance(whole, golden))
 
 
 def _of_one(number: float) -> Floats:
@@ -165,11 +175,11 @@ def zeros_elsewhere(pieces: Floats, golden: Floats, agrees: float) -> Floats | N
     """The sum of tensors each of which is zero where another one is not, as gradients of pieces that every rank has cut from the same
     tensor. None: it is not what the golden side has."""
     for count in divisors(len(pieces))[1:]:
-        for way in groupings(len(pieces), count):
-            made = [merge_pieces(pieces[members]) for members in way]
-            for one, members in zip(made, way):
-                one[2] = pieces[members, 2].sum()
-            if all(distance(one, golden) <= agrees for one in made):
+        for grouping in groupings(len(pieces), count):
+            made = [merge_pieces(pieces[members]) for members in grouping]
+            for whole, members in zip(made, grouping):
+                whole[2] = pieces[members, 2].sum()
+            if all(distance(whole, golden) <= agrees for whole in made):
                 return made[0]
     return None
 
@@ -187,18 +197,18 @@ def mean_or_sum(pieces: Floats, golden: Floats) -> Floats:
 def shares(target: Floats, golden: Floats, near: float) -> tuple[int, int]:
     """How many shares of one number per piece make that of the whole, on either side: (1, 1) where the means are the same, or where no
     numbers of shares bring the sides together."""
-    ways = [(m, n) for m in divisors(len(target)) for n in divisors(len(golden)) if 1 in (m, n)]
-    found = {way: distance(mean_of(target, way[0]), mean_of(golden, way[1])) for way in ways}
-    best = min(ways, key=lambda way: (found[way] > near, way))
-    return best if found[best] <= near else (1, 1)
+    choices = [(m, n) for m in divisors(len(target)) for n in divisors(len(golden)) if 1 in (m, n)]
+    distances = {choice: distance(mean_of(target, choice[0]), mean_of(golden, choice[1])) for choice in choices}
+    best = min(choices, key=lambda choice: (distances[choice] > near, choice))
+    return best if distances[best] <= near else (1, 1)
 
 
 def may_be_means(target: Floats, golden: Floats) -> bool:
     """One number per piece on both sides, as a loss per token over unlike numbers of tokens: that of the whole lies between those of its
     pieces, so that the sides can be of one whole where they overlap."""
-    ours, theirs = target[:, 2], golden[:, 2]
-    slack = SAME * max(np.abs(ours).max(), np.abs(theirs).max())
-    return bool(ours.min() <= theirs.max() + slack and theirs.min() <= ours.max() + slack)
+    target_means, golden_means = target[:, 2], golden[:, 2]
+    slack = SAME * max(np.abs(target_means).max(), np.abs(golden_means).max())
+    return bool(target_means.min() <= golden_means.max() + slack and golden_means.min() <= target_means.max() + slack)
 
 
 class Cut(NamedTuple):
@@ -221,7 +231,7 @@ class Cut(NamedTuple):
     sure: bool = True
 
 
-def together(target: Floats, shape: Sequence[int], golden: Floats, there: Sequence[int], times_cut: int | None = None) -> Cut | None:
+def together(target: Floats, shape: Sequence[int], golden: Floats, golden_shape: Sequence[int], times_cut: int | None = None) -> Cut | None:
     """Find the smallest whole that both sides can be put together to.
 
     Where a dimension is cut on both sides, the whole is a multiple of what the shapes say. The first multiple counts at which replicas
@@ -229,61 +239,70 @@ def together(target: Floats, shape: Sequence[int], golden: Floats, there: Sequen
 
     Args:
         target, golden: float64 (pieces, 4).
-        shape, there: of a piece of either side.
+        shape, golden_shape: of a piece of either side.
         times_cut: the multiple, when it is known.
 
     Returns:
         None when no number of pieces fits.
     """
-    least = whole_shape(list(shape), list(there))
+    least = whole_shape(list(shape), list(golden_shape))
     if least is None or 0 in least:
         return None
-    first, second = count_pieces(shape, least), count_pieces(there, least)
+    target_pieces, golden_pieces = count_pieces(shape, least), count_pieces(golden_shape, least)
     maybe: Cut | None = None
-    for n in [times_cut] if times_cut else divisors(max(len(target) // first, len(golden) // second, 1)):
-        need, other = n * first, n * second
-        if need > len(target) or other > len(golden) or len(target) % need or len(golden) % other:
+    for n in [times_cut] if times_cut else divisors(max(len(target) // target_pieces, len(golden) // golden_pieces, 1)):
+        target_need, golden_need = n * target_pieces, n * golden_pieces
+        if target_need > len(target) or golden_need > len(golden) or len(target) % target_need or len(golden) % golden_need:
             continue
-        value, right = merge_replicas(target, need), merge_replicas(golden, other)
-        sure = right is not None and (other < len(golden) or n == 1 or bool(times_cut))
-        found = Cut(times(least, shape, there, n), need, other, value, right, n, sure)
-        if times_cut or sure or (value is not None and (right is not None or need < len(target))):
-            return found
-        if maybe is None or (maybe.golden is None and right is not None):
-            maybe = found
+        target_whole, golden_whole = merge_replicas(target, target_need), merge_replicas(golden, golden_need)
+        sure = golden_whole is not None and (golden_need < len(golden) or n == 1 or bool(times_cut))
+        cut = Cut(times(least, shape, golden_shape, n), target_need, golden_need, target_whole, golden_whole, n, sure)
+        if times_cut or sure or (target_whole is not None and (golden_whole is not None or target_need < len(target))):
+            return cut
+        if maybe is None or (maybe.golden is None and golden_whole is not None):
+            maybe = cut
     return maybe
 
 
-def filled_up(target: Floats, shape: Sequence[int], golden: Floats, there: Sequence[int]) -> Cut | None:
+def filled_up(target: Floats, shape: Sequence[int], golden: Floats, golden_shape: Sequence[int]) -> Cut | None:
     """Put two tables together of which one has rows that fill it up to a round number, in one dimension, cut or not.
 
     Returns:
         both wholes in the shape of the smaller one. Where the larger table holds at least what the smaller one does (largest, smallest
         element, norm), it says nothing against the smaller one, and gets its statistics. None: they cannot be put together.
     """
-    other = [d for d, (a, b) in enumerate(zip(shape, there)) if a != b]
-    if len(other) != 1:
+    unequal = [d for d, (target_size, golden_size) in enumerate(zip(shape, golden_shape)) if target_size != golden_size]
+    if len(unequal) != 1:
         return None
-    a, b = shape[other[0]], there[other[0]]
-    for need in divisors(len(target)):
-        for second in divisors(len(golden)):
-            ours, theirs = a * need, b * second
-            value, right = merge_replicas(target, need), merge_replicas(golden, second)
-            if value is None or right is None or not (0.5 < ours / theirs < 2.0) or (need > 1 and a * (need - 1) >= theirs):
+    target_size, golden_size = shape[unequal[0]], golden_shape[unequal[0]]
+    for target_need in divisors(len(target)):
+        for golden_need in divisors(len(golden)):
+            target_length, golden_length = target_size * target_need, golden_size * golden_need
+            target_whole, golden_whole = merge_replicas(target, target_need), merge_replicas(golden, golden_need)
+            if (
+                target_whole is None
+                or golden_whole is None
+                or not (0.5 < target_length / golden_length < 2.0)
+                or (target_need > 1 and target_size * (target_need - 1) >= golden_length)
+            ):
                 continue
-            large, small = (value, right) if ours > theirs else (right, value)
+            large, small = (target_whole, golden_whole) if target_length > golden_length else (golden_whole, target_whole)
             slack = SAME * max(abs(small[0]), abs(small[1]))
             if large[0] >= small[0] - slack and large[1] <= small[1] + slack and large[3] >= small[3] * (1 - SAME):
-                value = right = small
+                target_whole = golden_whole = small
             whole = list(shape)
-            whole[other[0]] = min(ours, theirs)
-            return Cut(whole, need, second, value, right)
+            whole[unequal[0]] = min(target_length, golden_length)
+            return Cut(whole, target_need, golden_need, target_whole, golden_whole)
     return None
 
 
-def without_partner(pieces: Floats, others: Floats, agrees: float) -> list[int]:
+def without_partner(target: Floats, golden: Floats, agrees: float) -> list[int]:
     """Which pieces, float64 (n, 4), are none of the other side's, of two runs that are cut alike (each has its part of the batch); [] for
     other numbers of pieces."""
-    if len(pieces) != len(others) or len(pieces) < 2:
+    if len(target) != len(golden) or len(target) < 2:
         return []
-    return [at for at, piece in enumerate(pieces) if min(distance(piece, other) for other in others) > agrees]
+    return [
+        position
+        for position, target_piece in enumerate(target)
+        if min(distance(target_piece, golden_piece) for golden_piece in golden) > agrees
+    ]

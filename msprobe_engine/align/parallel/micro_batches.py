@@ -37,15 +37,15 @@ class Piece:
 def cut_into_micro_batches(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[Piece]:
     """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
     reference = _counts(other[min(other)])
-    theirs = pipeline_schedule.passes(other[min(other)])
-    found = []
+    other_passes = pipeline_schedule.passes(other[min(other)])
+    pieces = []
     for rank, side in sorted(sides.items()):
-        n, ours = micro_batches(_counts(side), reference), pipeline_schedule.passes(side)
-        if 1 < theirs != ours > 1:
-            n = ours  # micro batch m of one process may be one of another rank's: all of them apart
+        n, own_passes = micro_batches(_counts(side), reference), pipeline_schedule.passes(side)
+        if 1 < other_passes != own_passes > 1:
+            n = own_passes  # micro batch m of one process may be one of another rank's: all of them apart
         parts = [list(range(len(side.ops)))] if n == 1 else _parts(side, reference, n)
-        found += [Piece(rank, micro, side if n == 1 else subset(side, ops)) for micro, ops in enumerate(parts)]
-    return found
+        pieces += [Piece(rank, micro, side if n == 1 else subset(side, ops)) for micro, ops in enumerate(parts)]
+    return pieces
 
 
 def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> int:
@@ -84,15 +84,15 @@ def _kinds(tree: Tree) -> list[Kind]:
 
 def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
     tree = Tree(side)
-    told = pipeline_schedule.segments(tree, pipeline_schedule.whole) if tree.has_modules else None
-    micros = pipeline_schedule.count(told) if told else 0
-    if told and micros and micros % n == 0:
-        found: list[list[int]] = [[] for _ in range(n)]
-        of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in told]
-        for op in range(len(told)):
+    segments = pipeline_schedule.segments(tree, pipeline_schedule.whole) if tree.has_modules else None
+    micros = pipeline_schedule.count(segments) if segments else 0
+    if segments and micros and micros % n == 0:
+        batches: list[list[int]] = [[] for _ in range(n)]
+        of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in segments]
+        for op in range(len(segments)):
             of[op] = min(of[op], _made_in(tree, of, op))
-            found[of[op]].append(op)
-        return found
+            batches[of[op]].append(op)
+        return batches
     kinds = _kinds(tree)
     counts = _counts(side)
     seen: Counter[Kind] = Counter()
@@ -105,18 +105,18 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
         name = side.ops[op]
         repeated = counts[kind] == n * reference.get(kind, 0)
         if kind[0] == "backward" and forward_twin(name) in micro:
-            at = micro[forward_twin(name)]
+            batch = micro[forward_twin(name)]
         elif repeated:
-            at = seen[kind] // reference[kind]
+            batch = seen[kind] // reference[kind]
             if kind[0] == "forward":
-                current = max(current, at) if len(kind) != 4 else at
+                current = max(current, batch) if len(kind) != 4 else batch
         elif op > last and kind[0] == "forward":
-            at = 0
+            batch = 0
         else:
             current = max(current, firsts.get(op, current))
-            at = current
+            batch = current
         seen[kind] += 1
-        micro[name] = min(at, n - 1)
+        micro[name] = min(batch, n - 1)
         parts[micro[name]].append(op)
     return parts
 
@@ -145,12 +145,12 @@ def _first_calls(
         if len(kind) == 4 and kind[0] == "forward" and counts[kind] == n * reference.get(kind, 0):
             number[op] = seen[kind] // reference[kind]
         seen[kind] += 1
-    found = {}
+    batch_of_record = {}
     for op, name in enumerate(side.ops):
         parent = side.parent(name)
         if parent in index and index[parent] in number:
-            found[op] = number[index[parent]]
-    return found
+            batch_of_record[op] = number[index[parent]]
+    return batch_of_record
 
 
 def subset(side: DumpTable, ops: Iterable[int]) -> DumpTable:
@@ -173,12 +173,12 @@ def append(part: DumpTable, side: DumpTable, op: int) -> None:
 
 def append_record(part: DumpTable, side: DumpTable, op: int) -> None:
     """Add a record of another side at the end, without its rows."""
-    at = len(part.ops)
+    new = len(part.ops)
     part.ops.append(side.ops[op])
     if op in side.tags:
-        part.tags[at] = side.tags[op]
+        part.tags[new] = side.tags[op]
     if op in side.collectives:
-        part.collectives[at] = side.collectives[op]
+        part.collectives[new] = side.collectives[op]
     part.offsets.append(part.offsets[-1])
 
 
@@ -205,6 +205,6 @@ def add_rows(part: DumpTable, side: DumpTable, rows: range) -> None:
     part.offsets[-1] = len(part.name)
 
 
-def _copy_value(here: dict[int, T], there: dict[int, T], new: int, row: int) -> None:
-    if row in there:
-        here[new] = there[row]
+def _copy_value(copied: dict[int, T], original: dict[int, T], new: int, row: int) -> None:
+    if row in original:
+        copied[new] = original[row]

@@ -74,10 +74,10 @@ class GlobalTensors:
     def swap_sides(self, partners: Mapping[int, int], producers: Producers) -> GlobalTensors:
         """The same with the sides changed over. `partners`: row of the target -> row of the golden side."""
         structure = Structure(
-            sorted((b, a) for a, b in self.structure.pairs),
+            sorted((golden_op, target_op) for target_op, golden_op in self.structure.pairs),
             self.structure.only_golden,
             self.structure.only_target,
-            {b: a for a, b in self.structure.renamed.items()},
+            {golden_op: target_op for target_op, golden_op in self.structure.renamed.items()},
         )
         made_of = {partners[row]: n for row, n in self.made_of.items()}
         skipped = {partners[row]: why for row, why in self.skipped.items()}

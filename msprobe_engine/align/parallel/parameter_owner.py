@@ -58,18 +58,18 @@ def owners_and_tensors(tree: Tree, users: Mapping[int, str] | None = None) -> tu
                 if place.startswith("output.") if kind[0] == "backward" else tree.takes_parameter(row):
                     _learn_owner(known, mark(side, row), (users[op], place))
     calls = [(op, marks) for op in range(tree.first_backward, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
-    found: dict[int, Owner] = {}
-    for way in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
-        for op, marks in way:
+    owned: dict[int, Owner] = {}
+    for ordered_calls in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
+        for op, marks in ordered_calls:
             if tree.kinds[op][2].startswith("_foreach_") and _hand_on(side, op, known):
                 continue
-            named = {owner for one in marks if (owner := known.get(one)) is not None}
+            named = {owner for tensor_mark in marks if (owner := known.get(tensor_mark)) is not None}
             if len(named) == 1 or (users and named):
                 owner = min(named)  # of a parameter and of its gradient
-                found[op] = owner
-                shapes = {one[1] for one in marks if known.get(one) == owner}
-                known.update((one, owner) for one in marks if one not in known and one[1] in shapes)
-    return found, known
+                owned[op] = owner
+                shapes = {tensor_mark[1] for tensor_mark in marks if known.get(tensor_mark) == owner}
+                known.update((tensor_mark, owner) for tensor_mark in marks if tensor_mark not in known and tensor_mark[1] in shapes)
+    return owned, known
 
 
 def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> bool:
@@ -80,13 +80,13 @@ def _hand_on(side: DumpTable, op: int, known: dict[Mark, Owner | None]) -> bool:
     given = [row for row in side.rows(op) if side.role[row] == OUTPUT]
     if [side.shape[row] for row in taken] != [side.shape[row] for row in given]:
         return False
-    for a, b in zip(taken, given):
-        one, two = mark(side, a), mark(side, b)
-        if one is not None and two is not None:
-            if two not in known and known.get(one) is not None:
-                known[two] = known[one]
-            elif one not in known and known.get(two) is not None:
-                known[one] = known[two]
+    for taken_row, given_row in zip(taken, given):
+        taken_mark, given_mark = mark(side, taken_row), mark(side, given_row)
+        if taken_mark is not None and given_mark is not None:
+            if given_mark not in known and known.get(taken_mark) is not None:
+                known[given_mark] = known[taken_mark]
+            elif taken_mark not in known and known.get(given_mark) is not None:
+                known[taken_mark] = known[given_mark]
     return bool(taken)
 
 
@@ -99,7 +99,7 @@ def _is_update(tree: Tree, op: int) -> bool:
 
 
 def _marks(side: DumpTable, op: int) -> list[Mark]:
-    return [one for one in (mark(side, row) for row in side.rows(op)) if one is not None]
+    return [tensor_mark for tensor_mark in (mark(side, row) for row in side.rows(op)) if tensor_mark is not None]
 
 
 def owner_of(side: DumpTable, row: int, kind: Kind) -> Owner:
@@ -114,10 +114,10 @@ def _learn_named_owners(side: DumpTable, op: int, kind: Kind, known: dict[Mark, 
             _learn_owner(known, mark(side, row), owner_of(side, row, kind))
 
 
-def _learn_owner(known: dict[Mark, Owner | None], one: Mark | None, owner: Owner) -> None:
+def _learn_owner(known: dict[Mark, Owner | None], tensor_mark: Mark | None, owner: Owner) -> None:
     """Equal tensors of two parameters tell nothing."""
-    if one is not None:
-        known[one] = owner if known.get(one, owner) == owner else None
+    if tensor_mark is not None:
+        known[tensor_mark] = owner if known.get(tensor_mark, owner) == owner else None
 
 
 def _in_place(call: str) -> bool:
@@ -125,25 +125,29 @@ def _in_place(call: str) -> bool:
 
 
 def rematch_by_owner(
-    structure: Structure, target: Tree, golden: Tree, ours: Mapping[int, str] | None = None, others: Mapping[int, str] | None = None
+    structure: Structure,
+    target: Tree,
+    golden: Tree,
+    target_users: Mapping[int, str] | None = None,
+    golden_users: Mapping[int, str] | None = None,
 ) -> Structure:
     """The same, where calls that belong to a parameter are matched with calls of the same kind for the same parameter.
 
     Args:
-        ours, others: `users` of `owners`, of the target and of the golden side, of two optimizers that go through one parameter after
-            the other; None: they may not.
+        target_users, golden_users: `users` of `owners`, of two optimizers that go through one parameter after the other; None: they
+            may not.
     """
-    mine, theirs = owners(target, ours), owners(golden, others)
-    if ours is not None:
-        mine, theirs = _with_calls_between(mine, target), _with_calls_between(theirs, golden)
-    if not set(mine.values()) & set(theirs.values()):
+    target_owned, golden_owned = owners(target, target_users), owners(golden, golden_users)
+    if target_users is not None:
+        target_owned, golden_owned = _with_calls_between(target_owned, target), _with_calls_between(golden_owned, golden)
+    if not set(target_owned.values()) & set(golden_owned.values()):
         return structure
-    places = _places(theirs, golden)
-    wanted = {i: places[key] for key, i in _places(mine, target).items() if key in places}
+    places = _places(golden_owned, golden)
+    wanted = {i: places[key] for key, i in _places(target_owned, target).items() if key in places}
     taken = set(wanted.values())
     pairs = dict(structure.pairs)
     for i, j in structure.pairs:
-        if i in wanted or j in taken or mine.get(i) != theirs.get(j):
+        if i in wanted or j in taken or target_owned.get(i) != golden_owned.get(j):
             del pairs[i]
     pairs.update(wanted)
     used = set(pairs.values())
@@ -157,7 +161,7 @@ def rematch_by_owner(
 
 def _with_calls_between(owned: Mapping[int, Owner], tree: Tree) -> dict[int, Owner]:
     """Calls of the update between two of one parameter are of that one, too: a moment that is zero in the first step has no mark."""
-    found, between = dict(owned), list[int]()
+    extended, between = dict(owned), list[int]()
     last: Owner | None = None
     for op in range(tree.last_backward + 1, len(tree.kinds)):
         owner = owned.get(op)
@@ -165,9 +169,9 @@ def _with_calls_between(owned: Mapping[int, Owner], tree: Tree) -> dict[int, Own
             between.append(op)
             continue
         if owner == last:
-            found.update((one, owner) for one in between)
+            extended.update((call, owner) for call in between)
         last, between = owner, []
-    return found
+    return extended
 
 
 def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structure:
@@ -179,31 +183,34 @@ def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structur
     ]
     if not alone[0] or alone[0] != alone[1]:
         return structure
-    mine = {} if target.has_modules else {i: target.side.ops[i] for i, _ in structure.pairs if i <= behind[0]}
-    theirs = {j: mine[i] for i, j in structure.pairs if i in mine}
-    found = rematch_by_owner(structure, target, golden, mine, theirs)
-    pairs, left = list(found.pairs), dict[Kind, list[int]]()  # calls that nobody knows the parameter of: one after the other
-    for j in found.only_golden:
+    target_users = {} if target.has_modules else {i: target.side.ops[i] for i, _ in structure.pairs if i <= behind[0]}
+    golden_users = {j: target_users[i] for i, j in structure.pairs if i in target_users}
+    rematched = rematch_by_owner(structure, target, golden, target_users, golden_users)
+    pairs, unpaired = list(rematched.pairs), dict[Kind, list[int]]()  # calls that nobody knows the parameter of: one after the other
+    for j in rematched.only_golden:
         if j > behind[1]:
-            left.setdefault(golden.kinds[j], []).append(j)
-    for i in found.only_target:
-        if i > behind[0] and (others := left.get(target.kinds[i])):
-            pairs.append((i, others.pop(0)))
-    here, there = {i for i, _ in pairs}, {j for _, j in pairs}
+            unpaired.setdefault(golden.kinds[j], []).append(j)
+    for i in rematched.only_target:
+        if i > behind[0] and (candidates := unpaired.get(target.kinds[i])):
+            pairs.append((i, candidates.pop(0)))
+    used_target, used_golden = {i for i, _ in pairs}, {j for _, j in pairs}
     return Structure(
-        sorted(pairs), [i for i in found.only_target if i not in here], [j for j in found.only_golden if j not in there], found.renamed
+        sorted(pairs),
+        [i for i in rematched.only_target if i not in used_target],
+        [j for j in rematched.only_golden if j not in used_golden],
+        rematched.renamed,
     )
 
 
 def _places(owned: Mapping[int, Owner], tree: Tree) -> dict[tuple[object, ...], int]:
     """(parameter, kind of call, how many of it came before) -> record."""
     seen: Counter[tuple[object, ...]] = Counter()
-    found: dict[tuple[object, ...], int] = {}
+    places: dict[tuple[object, ...], int] = {}
     for op, owner in sorted(owned.items()):
         kind = tree.kinds[op]
-        found[owner, kind, seen[owner, kind]] = op
+        places[owner, kind, seen[owner, kind]] = op
         seen[owner, kind] += 1
-    return found
+    return places
 
 
 _LONGEST = 32
@@ -232,26 +239,26 @@ def in_turns(lists: Sequence[Sequence[Hashable]]) -> Iterator[tuple[int, range]]
     """
     numbers: dict[Hashable, int] = {}
     coded = [[numbers.setdefault(kind, len(numbers)) for kind in some] for some in lists]
-    found = [loops(some) for some in coded]
+    loops_of_lists = [loops(some) for some in coded]
     bodies: dict[tuple[int, ...], int] = {}
-    keys = [[bodies.setdefault(loop.body, len(bodies)) for loop in some] for some in found]
+    keys = [[bodies.setdefault(loop.body, len(bodies)) for loop in some] for some in loops_of_lists]
     common = keys[0] if keys else []
     for some in keys[1:]:
         common = [common[i] for i, _ in align(common, some)]
-    cuts = [_cuts(some, key, common, len(whole)) for some, key, whole in zip(found, keys, coded)]
+    cuts = [_cuts(some, key, common, len(whole)) for some, key, whole in zip(loops_of_lists, keys, coded)]
     for turn in range(2 * len(common) + 1):
-        for at, places in enumerate(cuts):
+        for list_number, places in enumerate(cuts):
             if places[turn] < places[turn + 1]:
-                yield at, range(places[turn], places[turn + 1])
+                yield list_number, range(places[turn], places[turn + 1])
 
 
-def _cuts(found: Sequence[Loop], keys: Sequence[int], common: Sequence[int], length: int) -> list[int]:
+def _cuts(all_loops: Sequence[Loop], keys: Sequence[int], common: Sequence[int], length: int) -> list[int]:
     """Where the loops that all have begin and end, with the ends of the list."""
-    cuts, at = [0], 0
+    cuts, position = [0], 0
     for key in common:
-        at = keys.index(key, at)
-        cuts += [found[at].start, found[at].stop]
-        at += 1
+        position = keys.index(key, position)
+        cuts += [all_loops[position].start, all_loops[position].stop]
+        position += 1
     return [*cuts, length]
 
 
@@ -261,18 +268,18 @@ def loops(calls: Sequence[int]) -> list[Loop]:
     >>> [(loop.body, loop.start, loop.stop) for loop in loops([9, 1, 2, 1, 2, 1, 2, 3, 3, 3])]
     [((1, 2), 1, 7), ((3,), 7, 10)]
     """
-    found: list[Loop] = []
-    at = 0
-    while at < len(calls):
+    repeated: list[Loop] = []
+    position = 0
+    while position < len(calls):
         best, covered = 0, 0
-        for size in range(1, min(_LONGEST, (len(calls) - at) // 2) + 1):
-            stop = at + size
+        for size in range(1, min(_LONGEST, (len(calls) - position) // 2) + 1):
+            stop = position + size
             while calls[stop : stop + 1] == calls[stop - size : stop - size + 1] and stop < len(calls):
                 stop += 1
-            times = (stop - at) // size
+            times = (stop - position) // size
             if times > 1 and times * size > max(covered, 2):
                 best, covered = size, times * size
         if best:
-            found.append(Loop(tuple(calls[at : at + best]), at, at + covered))
-        at += covered or 1
-    return found
+            repeated.append(Loop(tuple(calls[position : position + best]), position, position + covered))
+        position += covered or 1
+    return repeated

@@ -28,8 +28,8 @@ def segments(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment] | None
     Args:
         chunk_of: path of a module -> which chunk of the model it is in.
     """
-    told = _of_modules(tree, chunk_of) if tree.has_modules else _of_functions(tree)
-    return None if told is None else _fill_gaps(tree, told)
+    known = _of_modules(tree, chunk_of) if tree.has_modules else _of_functions(tree)
+    return None if known is None else _fill_gaps(tree, known)
 
 
 def whole(_path: str) -> int:
@@ -37,9 +37,9 @@ def whole(_path: str) -> int:
     return 0
 
 
-def count(told: Sequence[Segment]) -> int:
+def count(segments: Sequence[Segment]) -> int:
     """The number of micro batches."""
-    return len({segment[0] for segment in told if segment != TAIL})
+    return len({segment[0] for segment in segments if segment != TAIL})
 
 
 def passes(side: DumpTable) -> int:
@@ -68,7 +68,7 @@ def _of_modules(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment | No
     gradients = Counter(kind[2] for kind in tree.kinds if kind[0] == "parameters_grad")
     seen: Counter[str] = Counter()
     micro = {side.ops[op]: number // per[tree.kinds[op][2]] for op, number in order.items()}
-    found: list[Segment | None] = []
+    segments: list[Segment | None] = []
     back: dict[str, list[int]] = {}  # module -> micro batches in the order of its backward passes: one that looks for shapes may have none
     for op, top in enumerate(tops):
         kind = tree.kinds[op]
@@ -80,17 +80,17 @@ def _of_modules(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment | No
             path = tree.kinds[op][2]
             batches = back.get(path) or range(micros)
             if gradients[path] % len(batches) == 0:
-                found.append((batches[seen[path] * len(batches) // gradients[path]], BACKWARD, chunk_of(path)))
+                segments.append((batches[seen[path] * len(batches) // gradients[path]], BACKWARD, chunk_of(path)))
                 seen[path] += 1
                 continue
         if len(kind) != 4 or kind[0] not in ("forward", "backward"):
-            found.append((-1, BACKWARD, -1) if kind[0] == "backward" else None)
+            segments.append((-1, BACKWARD, -1) if kind[0] == "backward" else None)
             continue
         name = side.ops[top] if kind[0] == "forward" else forward_twin(side.ops[top])
         number = micro.get(name)
-        found.append(None if number is None else (number, FORWARD if kind[0] == "forward" else BACKWARD, chunk_of(kind[2])))
-    _resolve(found)
-    return found
+        segments.append(None if number is None else (number, FORWARD if kind[0] == "forward" else BACKWARD, chunk_of(kind[2])))
+    _resolve(segments)
+    return segments
 
 
 def _of_functions(tree: Tree) -> list[Segment | None] | None:
@@ -99,13 +99,13 @@ def _of_functions(tree: Tree) -> list[Segment | None] | None:
     micro = {name: _micro_step(side.tags.get(op)) for op, name in enumerate(side.ops)}
     if not any(micro.values()):
         return None
-    found: list[Segment | None] = []
+    segments: list[Segment | None] = []
     for name, kind in zip(side.ops, tree.kinds):
         if kind[0] == "backward":
-            found.append((micro.get(forward_twin(name), 0), BACKWARD, 0))
+            segments.append((micro.get(forward_twin(name), 0), BACKWARD, 0))
         else:
-            found.append((micro[name], FORWARD, 0) if f"{name.removesuffix('forward')}backward" in tree.index else None)
-    return found
+            segments.append((micro[name], FORWARD, 0) if f"{name.removesuffix('forward')}backward" in tree.index else None)
+    return segments
 
 
 def _micro_step(tags: object) -> int:
@@ -114,68 +114,72 @@ def _micro_step(tags: object) -> int:
     return number if isinstance(number, int) else 0
 
 
-def _resolve(found: list[Segment | None]) -> None:
+def _resolve(segments: list[Segment | None]) -> None:
     """Functions in the backward pass are of the backward pass that goes on behind them, or went on before."""
-    for places in (reversed(range(len(found))), range(len(found))):
+    for places in (reversed(range(len(segments))), range(len(segments))):
         known: Segment | None = None
-        for at in places:
-            here = found[at]
-            if here is None:
+        for op in places:
+            segment = segments[op]
+            if segment is None:
                 continue
-            if here[0] >= 0:
-                known = here
+            if segment[0] >= 0:
+                known = segment
             elif known is not None and known[1] == BACKWARD:
-                found[at] = known
-    for at, here in enumerate(found):
-        if here is not None and here[0] < 0:
-            found[at] = None
+                segments[op] = known
+    for op, segment in enumerate(segments):
+        if segment is not None and segment[0] < 0:
+            segments[op] = None
 
 
 def _tops(tree: Tree) -> list[int]:
     """The outermost record around each one."""
-    found = [-1] * len(tree.parents)
-    for op in range(len(found)):
-        way = []
-        at = op
-        while found[at] < 0 and tree.parents[at] != ROOT:
-            way.append(at)
-            at = tree.parents[at]
-        top = found[at] if found[at] >= 0 else at
-        for one in (*way, at):
-            found[one] = top
-    return found
+    tops = [-1] * len(tree.parents)
+    for op in range(len(tops)):
+        path = []
+        outer = op
+        while tops[outer] < 0 and tree.parents[outer] != ROOT:
+            path.append(outer)
+            outer = tree.parents[outer]
+        top = tops[outer] if tops[outer] >= 0 else outer
+        for record in (*path, outer):
+            tops[record] = top
+    return tops
 
 
-def _fill_gaps(tree: Tree, told: Sequence[Segment | None]) -> list[Segment]:
+def _fill_gaps(tree: Tree, known: Sequence[Segment | None]) -> list[Segment]:
     """Records that nothing is said of, between what is known before and behind them."""
-    found = list(told)
-    inner = _inside_backward(tree, told)
-    places = [at for at, here in enumerate(told) if here is not None]
-    for before, after in zip((-1, *places), (*places, len(told))):
+    filled = list(known)
+    inner = _inside_backward(tree, known)
+    places = [op for op, segment in enumerate(known) if segment is not None]
+    for before, after in zip((-1, *places), (*places, len(known))):
         if after - before < 2:
             continue
-        first = told[before] if before >= 0 else None
-        then = told[after] if after < len(told) else None
+        segment_before = known[before] if before >= 0 else None
+        segment_behind = known[after] if after < len(known) else None
         gap = range(before + 1, after)
-        cut = _find_gap_boundary(tree, gap, first, then, inner)
-        if first is not None and then is not None and then[1] == FORWARD:
+        cut = _find_gap_boundary(tree, gap, segment_before, segment_behind, inner)
+        if segment_before is not None and segment_behind is not None and segment_behind[1] == FORWARD:
             cut = min(cut, gap.stop - _count_batch_preparation(tree.kinds, gap, places[0]))
-        for at in gap:
-            here = first if at < cut else then
-            found[at] = here if here is not None else TAIL
-    return [here if here is not None else TAIL for here in found]
+        for op in gap:
+            segment = segment_before if op < cut else segment_behind
+            filled[op] = segment if segment is not None else TAIL
+    return [segment if segment is not None else TAIL for segment in filled]
 
 
-def _find_gap_boundary(tree: Tree, gap: range, first: Segment | None, then: Segment | None, inner: set[tuple[str, ...]]) -> int:
+def _find_gap_boundary(
+    tree: Tree, gap: range, segment_before: Segment | None, segment_behind: Segment | None, inner: set[tuple[str, ...]]
+) -> int:
     """Records of a gap before this one are of the segment before it."""
-    if first is None:
+    if segment_before is None:
         return gap.start
-    if first == then or (then is not None and first[1] == FORWARD and (first[0], BACKWARD, first[2]) == then):
+    if segment_before == segment_behind or (
+        segment_behind is not None and segment_before[1] == FORWARD and (segment_before[0], BACKWARD, segment_before[2]) == segment_behind
+    ):
         return gap.stop
-    if first[1] == FORWARD:
-        last = max((at for at in gap if f"{tree.side.ops[at].removesuffix('forward')}backward" in tree.index), default=gap.start - 1)
-        return last + 1 if then is not None and then[1] == FORWARD else gap.stop
-    return next((at for at in gap if tree.kinds[at] not in inner and tree.kinds[at][0] != "parameters_grad"), gap.stop)
+    if segment_before[1] == FORWARD:
+        last = max((op for op in gap if f"{tree.side.ops[op].removesuffix('forward')}backward" in tree.index), default=gap.start - 1)
+        return last + 1 if segment_behind is not None and segment_behind[1] == FORWARD else gap.stop
+    return next((op for op in gap if tree.kinds[op] not in inner and tree.kinds[op][0] != "parameters_grad"), gap.stop)
 
 
 def _count_batch_preparation(kinds: Sequence[Kind], gap: range, start: int) -> int:
@@ -185,16 +189,16 @@ def _count_batch_preparation(kinds: Sequence[Kind], gap: range, start: int) -> i
     return sum(1 for _ in takewhile(lambda pair: kinds[pair[0]] == kinds[pair[1]], both))
 
 
-def _inside_backward(tree: Tree, told: Sequence[Segment | None]) -> set[tuple[str, ...]]:
+def _inside_backward(tree: Tree, known: Sequence[Segment | None]) -> set[tuple[str, ...]]:
     """Kinds of calls without a module between records of one backward pass: gradients are added to their buffers."""
-    found: set[tuple[str, ...]] = set()
+    kinds: set[tuple[str, ...]] = set()
     waiting: list[int] = []
     last: Segment | None = None
-    for op, here in enumerate(told):
-        if here is None:
+    for op, segment in enumerate(known):
+        if segment is None:
             waiting.append(op)
             continue
-        if here == last and here[1] == BACKWARD:
-            found.update(tree.kinds[at] for at in waiting)
-        waiting, last = [], here
-    return {kind for kind in found if kind[1:2] != ("Distributed",)}
+        if segment == last and segment[1] == BACKWARD:
+            kinds.update(tree.kinds[waiting_op] for waiting_op in waiting)
+        waiting, last = [], segment
+    return {kind for kind in kinds if kind[1:2] != ("Distributed",)}

@@ -39,12 +39,12 @@ class Placements:
         groups = self._parallel.get("parameters")
         if not isinstance(groups, list) or self.size("tp") is None or not (self._one_stage or self.size("pp") == 1):
             return None
-        found: dict[str, Mapping[str, Any]] = {}
+        marks: dict[str, Mapping[str, Any]] = {}
         for group in groups:
             names = group.get("names") if isinstance(group, Mapping) else None
             for name in names if isinstance(names, list) else ():
-                found[str(name)] = group
-        return found
+                marks[str(name)] = group
+        return marks
 
     def whole(self, row: int) -> list[int] | None:
         """Shape of the tensor that a row is a piece of; of what is no parameter and no DTensor, and of what the dump does not say, None."""
@@ -67,14 +67,14 @@ class Placements:
     def is_partial(self, row: int) -> bool:
         """A part of a sum that is still to come, as a DTensor says it."""
         placements = self._side.extra.get(row, {}).get("placements")
-        return isinstance(placements, Sequence) and any(isinstance(one, Mapping) and PARTIAL in one for one in placements)
+        return isinstance(placements, Sequence) and any(isinstance(placement, Mapping) and PARTIAL in placement for placement in placements)
 
     @cached_property
     def _of_parameters(self) -> dict[tuple[bytes, tuple[int, ...]], list[int]]:
         """Numbers and shape of a parameter -> shape of its whole: functions take parameters in without a name. Two parameters that only
         differ in their marks are told by nobody, and left out."""
         side, marks = self._side, self._marks
-        found: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
+        shapes: dict[tuple[bytes, tuple[int, ...]], list[int]] = {}
         unclear = set()
         for row, role in enumerate(side.role) if marks is not None else ():
             shape = side.shape[row]
@@ -83,9 +83,9 @@ class Placements:
             name = f"{self._tree.kinds[side.op[row]][2]}.{side.name[row].rpartition('.')[2]}"
             whole = self._times((marks or {}).get(name, {}), shape)
             key = (self._bytes(row), tuple(shape))
-            if whole is None or found.setdefault(key, whole) != whole:
+            if whole is None or shapes.setdefault(key, whole) != whole:
                 unclear.add(key)
-        return {key: whole for key, whole in found.items() if key not in unclear}
+        return {key: whole for key, whole in shapes.items() if key not in unclear}
 
     def _times(self, marks: Mapping[str, Any], shape: list[int]) -> list[int] | None:
         dim = marks.get("partition_dim")
@@ -119,25 +119,25 @@ def twins(tree: Tree) -> dict[int, int]:
     for row, role in enumerate(side.role):
         if role == PARAMETERS:
             parameters.setdefault((tree.kinds[side.op[row]][2], side.name[row].rpartition(".")[2]), row)
-    found: dict[int, int] = {}
+    twin_rows: dict[int, int] = {}
     for op, kind in enumerate(tree.kinds):
         if kind[0] == "backward":
             twin = tree.index.get(forward_twin(side.ops[op]))
             if twin is None:
                 continue
-            left = {
+            free_rows = {
                 role: [r for r in side.rows(twin) if side.role[r] == role and side.requires_grad[r] is not False]
                 for role in (INPUT, OUTPUT)
             }
             for row in side.rows(op):
-                others = left[OUTPUT if side.role[row] == INPUT else INPUT]
-                same = next((other for other in others if side.shape[other] == side.shape[row]), None)
+                candidates = free_rows[OUTPUT if side.role[row] == INPUT else INPUT]
+                same = next((candidate for candidate in candidates if side.shape[candidate] == side.shape[row]), None)
                 if same is not None:
-                    others.remove(same)
-                    found[row] = same
+                    candidates.remove(same)
+                    twin_rows[row] = same
         elif tree.is_gradients(op) and len(kind) > 2:
             for row in side.rows(op):
-                at = parameters.get((kind[2], side.name[row].rpartition(".")[2]))
-                if at is not None:
-                    found[row] = at
-    return found
+                parameter_row = parameters.get((kind[2], side.name[row].rpartition(".")[2]))
+                if parameter_row is not None:
+                    twin_rows[row] = parameter_row
+    return twin_rows

@@ -62,34 +62,36 @@ class Run:
             # a later micro batch has no update, and the next step's batch, which may be fetched after the update, is not its own
             calls = LooseTree(subset(self.first, range(tail)))
             return dict(distances.paired_rows(calls.side, side, Matcher(calls, tree).run(one_batch=False).pairs)[0])
-        mine, theirs = updates(self.tree), updates(tree)
-        other = {kind for kind in mine if mine[kind] != theirs[kind]}  # a rank leaves the norms of replicas to another
-        self.various |= other
+        own_updates, piece_updates = updates(self.tree), updates(tree)
+        unequal = {
+            kind for kind in own_updates if own_updates[kind] != piece_updates[kind]
+        }  # a rank leaves the norms of replicas to another
+        self.various |= unequal
         pairs = parameter_owner.rematch_by_owner(Matcher(self.tree, tree).run(one_batch=False), self.tree, tree).pairs
         rows, _ = distances.paired_rows(self.first, side, pairs)
         return dict(rows)
 
     def members(self, row: int, last_micro: bool) -> tuple[Floats, list[int]]:
         """float64 (pieces, 4), and their places among `pieces`. `last_micro`: of each rank only the last micro batch that has the row."""
-        found: dict[object, tuple[int, int]] = {}
-        for at, rows in enumerate(self.rows):
-            there = row if rows is None else rows.get(row, -1)
-            if there >= 0 and self.pieces[at].side.shape[there] == self.first.shape[row]:
-                found[self.pieces[at].rank if last_micro else at] = (at, there)
-        return np.array([self._stats[at][there] for at, there in found.values()]), [at for at, _ in found.values()]
+        chosen: dict[object, tuple[int, int]] = {}
+        for place, rows in enumerate(self.rows):
+            piece_row = row if rows is None else rows.get(row, -1)
+            if piece_row >= 0 and self.pieces[place].side.shape[piece_row] == self.first.shape[row]:
+                chosen[self.pieces[place].rank if last_micro else place] = (place, piece_row)
+        return np.array([self._stats[place][piece_row] for place, piece_row in chosen.values()]), [place for place, _ in chosen.values()]
 
     def before(self, row: int) -> list[int]:
         """Rows of earlier records with the gradient of the same parameter."""
-        mine = self._gradients.get(self._parameter(row), [])
-        return mine[: mine.index(row)] if row in mine else []
+        same_parameter = self._gradients.get(self._parameter(row), [])
+        return same_parameter[: same_parameter.index(row)] if row in same_parameter else []
 
     @cached_property
     def _gradients(self) -> dict[tuple[Kind, str], list[int]]:
-        found: dict[tuple[Kind, str], list[int]] = {}
+        gradients: dict[tuple[Kind, str], list[int]] = {}
         for row in range(len(self.first)):
             if self.first.role[row] == PARAMETERS_GRAD:
-                found.setdefault(self._parameter(row), []).append(row)
-        return found
+                gradients.setdefault(self._parameter(row), []).append(row)
+        return gradients
 
     def _parameter(self, row: int) -> tuple[Kind, str]:
         op = self.first.op[row]
@@ -97,28 +99,28 @@ class Run:
 
     def everywhere(self, row: int) -> list[tuple[list[int], Floats]]:
         """(shape, float64 (4,)) of each piece that has the row as a tensor."""
-        found = []
-        for at, rows in enumerate(self.rows):
-            there = row if rows is None else rows.get(row, -1)
-            shape = self.pieces[at].side.shape[there] if there >= 0 else None
+        tensors = []
+        for place, rows in enumerate(self.rows):
+            piece_row = row if rows is None else rows.get(row, -1)
+            shape = self.pieces[place].side.shape[piece_row] if piece_row >= 0 else None
             if isinstance(shape, list):
-                found.append((shape, self._stats[at][there]))
-        return found
+                tensors.append((shape, self._stats[place][piece_row]))
+        return tensors
 
     def values(self, row: int) -> list[Any]:
-        found = []
-        for at, rows in enumerate(self.rows):
-            there = row if rows is None else rows.get(row, -1)
-            if there in self.pieces[at].side.values:
-                found.append(self.pieces[at].side.values[there])
-        return found
+        values = []
+        for place, rows in enumerate(self.rows):
+            piece_row = row if rows is None else rows.get(row, -1)
+            if piece_row in self.pieces[place].side.values:
+                values.append(self.pieces[place].side.values[piece_row])
+        return values
 
     def count(self, row: int, which: Callable[[DumpTable], Mapping[int, int]]) -> int:
         """Sum of the counts (of NaN, of Inf) of all pieces."""
         total = 0
-        for at, rows in enumerate(self.rows):
-            there = row if rows is None else rows.get(row, -1)
-            total += which(self.pieces[at].side).get(there, 0)
+        for place, rows in enumerate(self.rows):
+            piece_row = row if rows is None else rows.get(row, -1)
+            total += which(self.pieces[place].side).get(piece_row, 0)
         return total
 
 

@@ -52,21 +52,21 @@ class Stage:
     @cached_property
     def passes(self) -> dict[Segment, list[int]]:
         """The records of each segment, in their order. What is of no chunk (the update) is with the first."""
-        found: dict[Segment, list[int]] = {}
+        passes: dict[Segment, list[int]] = {}
         for op, segment in enumerate(self.segment):
             if segment == BLIND:
                 continue
             if self.chunk < 0 or segment[2] == self.chunk or (segment == TAIL and self.chunk == 0):
-                found.setdefault(segment, []).append(op)
-        return found
+                passes.setdefault(segment, []).append(op)
+        return passes
 
     def path(self, path: str) -> str:
         """A module's path in the whole model."""
         if self.chunk >= 0:
             path = path.partition(".")[2]
-        found = _NUMBER.search(path)
-        if found and path[: found.start()] in self.offsets:
-            path = f"{path[: found.start()]}{int(found[1]) + self.offsets[path[: found.start()]]}{path[found.end() :]}"
+        match = _NUMBER.search(path)
+        if match and path[: match.start()] in self.offsets:
+            path = f"{path[: match.start()]}{int(match[1]) + self.offsets[path[: match.start()]]}{path[match.end() :]}"
         return path
 
 
@@ -76,12 +76,12 @@ def pipelines(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) ->
     places = {rank: _place(side) for rank, side in sides.items()}
     if all(place is not None for place in places.values()):
         groups: dict[Any, list[int]] = {}
-        for rank, (_, others) in sorted((rank, place) for rank, place in places.items() if place is not None):
-            groups.setdefault(others, []).append(rank)
-        found = [sorted(some, key=lambda rank: (places[rank] or (0, ()))[0]) for some in groups.values()]
+        for rank, (_, other_places) in sorted((rank, place) for rank, place in places.items() if place is not None):
+            groups.setdefault(other_places, []).append(rank)
+        chains = [sorted(some, key=lambda rank: (places[rank] or (0, ()))[0]) for some in groups.values()]
     else:
-        found = _by_messages(sides) or _by_modules(sides, other)
-    return sorted(some for some in found if len(some) > 1)
+        chains = _by_messages(sides) or _by_modules(sides, other)
+    return sorted(some for some in chains if len(some) > 1)
 
 
 def signature(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
@@ -109,7 +109,7 @@ def merge_pipelines(
         problems: sentences about pipelines that cannot be put together are added; their ranks stay as they are.
         notes: sentences about what was left out on purpose are added.
     """
-    found = dict(sides)
+    merged = dict(sides)
     for some in pipelines(sides, other):
         stages = _stages({rank: sides[rank] for rank in some}, chunks(sides[some[0]], other[min(other)]))
         if stages is None:
@@ -120,21 +120,21 @@ def merge_pipelines(
             continue
         _say_left_out(stages, notes)
         for rank in some:
-            del found[rank]
-        found[min(some)] = Joint(stages).side
-    return dict(sorted(found.items()))
+            del merged[rank]
+        merged[min(some)] = Joint(stages).side
+    return dict(sorted(merged.items()))
 
 
 def without_passes_for_shapes(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable], notes: list[str]) -> dict[int, DumpTable]:
     """The ranks of pipelines that are not put together, without their passes that are no training; the rest is as for `merge_pipelines`."""
-    found = dict(sides)
+    trimmed = dict(sides)
     for some in pipelines(sides, other):
         stages = _stages({rank: sides[rank] for rank in some}, 1)
         if stages and _say_left_out(stages, notes):
             for stage in stages:
                 kept = [op for op, segment in enumerate(stage.segment) if segment != BLIND]
-                found[stage.rank] = micro_batches.subset(stage.tree.side, kept)
-    return found
+                trimmed[stage.rank] = micro_batches.subset(stage.tree.side, kept)
+    return trimmed
 
 
 def _say_left_out(stages: Sequence[Stage], notes: list[str]) -> int:
@@ -163,22 +163,22 @@ def _by_messages(sides: Mapping[int, DumpTable]) -> list[list[int]]:
             peers.setdefault(rank, set()).add(peer)
             if begins.setdefault(rank, op) == op and not sends:
                 takes.add(rank)
-    found: list[list[int]] = []
-    left = set(peers)
-    while left:
-        group, reach = set(), [min(left)]
+    chains: list[list[int]] = []
+    remaining = set(peers)
+    while remaining:
+        group, reach = set(), [min(remaining)]
         while reach:
             rank = reach.pop()
             if rank not in group and rank in sides:
                 group.add(rank)
                 reach += peers.get(rank, ())
-        left -= group
-        first = [rank for rank in sorted(group) if rank not in takes]
-        if first:
-            found.append([first[0], *(rank for rank in sorted(group) if rank != first[0])])
+        remaining -= group
+        first_stages = [rank for rank in sorted(group) if rank not in takes]
+        if first_stages:
+            chains.append([first_stages[0], *(rank for rank in sorted(group) if rank != first_stages[0])])
         elif any(head.isdecimal() for head in _heads(sides[min(group)])):
-            found.append(sorted(group))  # interleaved: the last stage sends to the first
-    return found
+            chains.append(sorted(group))  # interleaved: the last stage sends to the first
+    return chains
 
 
 def _by_modules(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> list[list[int]]:
@@ -200,51 +200,52 @@ def _with_parameters(side: DumpTable) -> tuple[str, ...]:
     """Paths of the modules that show parameters, in the order of their first calls."""
     ops = dict.fromkeys(op for op, role in zip(side.op, side.role) if role == PARAMETERS)
     parsed = (names.parse(side.ops[op]) for op in ops)
-    return tuple(dict.fromkeys(strip_wrappers(one.path) for one in parsed if isinstance(one, names.ModuleName)))
+    return tuple(dict.fromkeys(strip_wrappers(module.path) for module in parsed if isinstance(module, names.ModuleName)))
 
 
 def _messages(side: DumpTable) -> Iterator[tuple[int, bool, int]]:
     """(record, is it sent, peer) of every message of a rank."""
     known: Groups = {}
     for op, record in side.collectives.items():
-        for told in told_by(known, side.ops[op], record):
-            if told.op in (*SENDS, *RECEIVES) and told.root is not None:
-                yield op, told.op in SENDS, told.root
+        for call in told_by(known, side.ops[op], record):
+            if call.op in (*SENDS, *RECEIVES) and call.root is not None:
+                yield op, call.op in SENDS, call.root
 
 
 def _heads(side: DumpTable) -> set[str]:
     """First parts of the paths of all modules."""
     parsed = (names.parse(name) for name in side.ops if name.startswith(("Module.", "Cell.")))
-    return {one.path.partition(".")[0] for one in parsed if isinstance(one, names.ModuleName)}
+    return {module.path.partition(".")[0] for module in parsed if isinstance(module, names.ModuleName)}
 
 
 def _stages(sides: Mapping[int, DumpTable], chunks: int) -> list[Stage] | None:
     """All stages in the order of the model; None when records of one cannot be told apart."""
-    found = []
+    stages = []
     trees = {rank: Tree(side) for rank, side in sides.items()}
-    told: dict[int, list[Segment]] = {}
+    segments: dict[int, list[Segment]] = {}
     for rank, tree in trees.items():
         segment = pipeline_schedule.segments(tree, _chunk if chunks > 1 else pipeline_schedule.whole)
         if segment is None:
             return None
-        told[rank] = segment
+        segments[rank] = segment
     ranks = list(trees)
-    blind = max(_blind(trees[rank].side, told[rank]) for rank in ranks[1:])
+    blind = max(_blind(trees[rank].side, segments[rank]) for rank in ranks[1:])
     if not any(tree.side.collectives for tree in trees.values()):
-        blind = max(_count_passes_before_input(trees[a], told[a], trees[b], told[b]) for a, b in pairwise(ranks))
+        neighbours = pairwise((trees[rank], segments[rank]) for rank in ranks)
+        blind = max(_count_passes_before_input(*before, *stage) for before, stage in neighbours)
     for chunk in range(chunks) if chunks > 1 else (-1,):
         for rank, tree in trees.items():
-            found.append(Stage(rank, chunk, tree, _without_blind(tree, told[rank], blind)))
-    for container, numbers in _layers(found).items():
+            stages.append(Stage(rank, chunk, tree, _without_blind(tree, segments[rank], blind)))
+    for container, numbers in _layers(stages).items():
         if sum(map(len, numbers)) > len(set().union(*numbers)):
             start = 0
-            for stage, some in zip(found, numbers):
+            for stage, some in zip(stages, numbers):
                 stage.offsets[container] = start
                 start += max(some, default=-1) + 1
-    return found
+    return stages
 
 
-def _blind(side: DumpTable, told: Sequence[Segment]) -> int:
+def _blind(side: DumpTable, segments: Sequence[Segment]) -> int:
     """How many passes a later stage makes before anything is sent to it: torch finds the shapes of what stages exchange with such passes,
     in its first step, with numbers that mean nothing."""
     for op in side.collectives:
@@ -252,32 +253,32 @@ def _blind(side: DumpTable, told: Sequence[Segment]) -> int:
         if call.endswith(("recv", "batch_isend_irecv")):
             shapes = [side.shape[row] for row in side.rows(op) if side.role[row] == OUTPUT]
             if any(isinstance(shape, list) and len(shape) > 1 for shape in shapes):
-                return len({segment[0] for segment in told[:op] if segment[1] == BACKWARD})
+                return len({segment[0] for segment in segments[:op] if segment[1] == BACKWARD})
     return 0
 
 
-def _without_blind(tree: Tree, told: Sequence[Segment], blind: int) -> list[Segment]:
+def _without_blind(tree: Tree, segments: Sequence[Segment], blind: int) -> list[Segment]:
     """The segments where so many passes at the start are no training: with what goes between them and the first that is (messages that tell
     shapes), but not what stands in front of them (the batch)."""
-    modules = [op for op in range(len(told)) if any(len(tree.kinds[above]) == 4 for above in (op, *tree.above(op)))]
-    first = next((op for op in modules if told[op][0] >= blind), len(told))
-    start = next((op for op in modules if told[op][0] < blind), first)
-    found = [BLIND if segment[0] < blind else segment for segment in told]
-    if start < first < len(told):
-        found[:start] = [told[first]] * start
-        found[start:first] = [BLIND] * (first - start)
-    return found
+    modules = [op for op in range(len(segments)) if any(len(tree.kinds[above]) == 4 for above in (op, *tree.above(op)))]
+    first_trained = next((op for op in modules if segments[op][0] >= blind), len(segments))
+    start = next((op for op in modules if segments[op][0] < blind), first_trained)
+    relabelled = [BLIND if segment[0] < blind else segment for segment in segments]
+    if start < first_trained < len(segments):
+        relabelled[:start] = [segments[first_trained]] * start
+        relabelled[start:first_trained] = [BLIND] * (first_trained - start)
+    return relabelled
 
 
-def _count_passes_before_input(before: Tree, told: Sequence[Segment], stage: Tree, mine: Sequence[Segment]) -> int:
+def _count_passes_before_input(before: Tree, before_segments: Sequence[Segment], stage: Tree, stage_segments: Sequence[Segment]) -> int:
     """Likewise, where no message is recorded: how many passes of a stage begin before one that takes in what the stage before gives out."""
-    given = {mark for _, mark in _forward_marks(before, told, OUTPUT)} - {None}
-    return min((number for number, mark in _forward_marks(stage, mine, INPUT) if mark in given), default=0)
+    given = {mark for _, mark in _forward_marks(before, before_segments, OUTPUT)} - {None}
+    return min((number for number, mark in _forward_marks(stage, stage_segments, INPUT) if mark in given), default=0)
 
 
-def _forward_marks(tree: Tree, told: Sequence[Segment], role: int) -> Iterator[tuple[int, parameter_owner.Mark | None]]:
+def _forward_marks(tree: Tree, segments: Sequence[Segment], role: int) -> Iterator[tuple[int, parameter_owner.Mark | None]]:
     """The pass, and what tells the tensor from others, of all that forward calls take in or give out."""
-    for op, segment in enumerate(told):
+    for op, segment in enumerate(segments):
         if segment != TAIL and segment[1] == pipeline_schedule.FORWARD:
             yield from ((segment[0], parameter_owner.mark(tree.side, row)) for row in tree.side.rows(op) if tree.side.role[row] == role)
 
@@ -289,8 +290,8 @@ def _chunk(path: str) -> int:
 
 def _layers(stages: Sequence[Stage]) -> dict[str, list[set[int]]]:
     """Container of layers -> the numbers of its layers on each stage."""
-    found: dict[str, list[set[int]]] = {}
-    for at, stage in enumerate(stages):
+    layers: dict[str, list[set[int]]] = {}
+    for number_of_stage, stage in enumerate(stages):
         for path in {kind[2] for kind in stage.tree.kinds if len(kind) == 4}:
             if stage.chunk >= 0:
                 head, _, path = path.partition(".")
@@ -298,8 +299,8 @@ def _layers(stages: Sequence[Stage]) -> dict[str, list[set[int]]]:
                     continue
             number = _NUMBER.search(path)
             if number:
-                found.setdefault(path[: number.start()], [set() for _ in stages])[at].add(int(number[1]))
-    return found
+                layers.setdefault(path[: number.start()], [set() for _ in stages])[number_of_stage].add(int(number[1]))
+    return layers
 
 
 class Joint:
@@ -317,23 +318,23 @@ class Joint:
         self._open: dict[str, tuple[DumpTable, int]] = {}  # name of a record across stages -> where it began
         self._around: dict[str, str] = {}  # record -> the backward call of a module across stages that goes on around it
         self._within = ""
-        for at, ops in self._order():
+        for number, ops in self._order():
             for op in ops:
-                self._record(at, op)
-        self.side = self._weaver.finish_table(lambda at, name: self._owns(self.stages[at], name), self._around)
+                self._record(number, op)
+        self.side = self._weaver.finish_table(lambda number, name: self._owns(self.stages[number], name), self._around)
         tied_embeddings.mark(self.side, {stage.rank for stage in stages})
 
     def _containers(self) -> set[str]:
         """Paths of modules that hold layers of several stages."""
         held: dict[str, set[int]] = {}
-        for at, stage in enumerate(self.stages):
+        for stage_number, stage in enumerate(self.stages):
             for kind in stage.tree.kinds:
                 if len(kind) == 4 and (stage.chunk < 0 or kind[2].partition(".")[0] == str(stage.chunk)):
                     path = stage.path(kind[2])
                     number = _NUMBER.search(path)
                     parts = path[: number.start()].rstrip(".").split(".") if number and number.start() else []
                     for n in range(1, len(parts) + 1):
-                        held.setdefault(".".join(parts[:n]), set()).add(at)
+                        held.setdefault(".".join(parts[:n]), set()).add(stage_number)
         return {path for path, stages in held.items() if len(stages) > 1}
 
     def _order(self) -> Iterator[tuple[int, list[int]]]:
@@ -342,49 +343,49 @@ class Joint:
         for micro in micros:
             for direction in (pipeline_schedule.FORWARD, BACKWARD):
                 stages = list(enumerate(self.stages))
-                for at, stage in reversed(stages) if direction == BACKWARD else stages:
+                for number, stage in reversed(stages) if direction == BACKWARD else stages:
                     ops = stage.passes.get((micro, direction, max(stage.chunk, 0)))
                     if ops:
-                        yield at, ops
-        tails = {at: stage.passes.get(TAIL, []) for at, stage in enumerate(self.stages)}
-        turns = parameter_owner.in_turns([[self.stages[at].tree.kinds[op] for op in ops] for at, ops in tails.items()])
-        yield from ((at, [tails[at][n] for n in places]) for at, places in turns)
+                        yield number, ops
+        tails = {number: stage.passes.get(TAIL, []) for number, stage in enumerate(self.stages)}
+        turns = parameter_owner.in_turns([[self.stages[number].tree.kinds[op] for op in ops] for number, ops in tails.items()])
+        yield from ((number, [tails[number][n] for n in places]) for number, places in turns)
 
-    def _record(self, at: int, op: int) -> None:
-        tree = self.stages[at].tree
-        side, name = tree.side, self._weaver.rename_record(at, tree.side.ops[op])
+    def _record(self, number: int, op: int) -> None:
+        tree = self.stages[number].tree
+        side, name = tree.side, self._weaver.rename_record(number, tree.side.ops[op])
         parsed = names.parse(name)
-        self._keep_within(at, op, name)
+        self._keep_within(number, op, name)
         begun = (side, op)
         if isinstance(parsed, names.ModuleName) and parsed.path in self._across:
             begun = self._open.setdefault(name, begun)
-            if self._goes_on(at, parsed.direction, side.ops[op], parsed.path):
+            if self._goes_on(number, parsed.direction, side.ops[op], parsed.path):
                 return
             if name == self._within:
                 self._within = ""
-        self._weaver.append_record(at, op, name, begun, self.stages[at].segment[op][1] == BACKWARD)
+        self._weaver.append_record(number, op, name, begun, self.stages[number].segment[op][1] == BACKWARD)
 
-    def _keep_within(self, at: int, op: int, name: str) -> None:
+    def _keep_within(self, number: int, op: int, name: str) -> None:
         """The backward call of a module across stages is over for a later stage before gradients are added up that one process adds up
         inside of it. The next forward pass is outside."""
-        if self.stages[at].segment[op][1] == pipeline_schedule.FORWARD and self.stages[at].segment[op] != TAIL:
+        if self.stages[number].segment[op][1] == pipeline_schedule.FORWARD and self.stages[number].segment[op] != TAIL:
             self._within = ""
             return
-        tree = self.stages[at].tree
+        tree = self.stages[number].tree
         top = next(iter(reversed(list(tree.above(op)))), op)
         kind = tree.kinds[top]
         if len(kind) != 4:
             if self._within and top == op and tree.side.parent(tree.side.ops[op]) is None:
                 self._around[name] = self._within
-        elif kind[0] == "backward" and self.stages[at].path(kind[2]) in self._across:
-            self._within = self._weaver.rename_record(at, tree.side.ops[top])
+        elif kind[0] == "backward" and self.stages[number].path(kind[2]) in self._across:
+            self._within = self._weaver.rename_record(number, tree.side.ops[top])
 
-    def _goes_on(self, at: int, direction: str, name: str, path: str) -> bool:
+    def _goes_on(self, number: int, direction: str, name: str, path: str) -> bool:
         """Does a later stage call this module too, for the same micro batch?"""
-        here = self.stages[at].segment[self.stages[at].tree.index[name]][:2]
-        later = self.stages[at + 1 :] if direction == "forward" else self.stages[:at]
+        pass_key = self.stages[number].segment[self.stages[number].tree.index[name]][:2]
+        later = self.stages[number + 1 :] if direction == "forward" else self.stages[:number]
         for stage in later:
-            for op in stage.passes.get((*here, max(stage.chunk, 0)), ()):
+            for op in stage.passes.get((*pass_key, max(stage.chunk, 0)), ()):
                 kind = stage.tree.kinds[op]
                 if len(kind) == 4 and kind[0] == direction and stage.path(kind[2]) == path:
                     return True

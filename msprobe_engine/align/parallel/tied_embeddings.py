@@ -29,8 +29,8 @@ def mark(side: DumpTable, ranks: set[int]) -> None:
     for op in reversed(range(len(side.ops))):
         if side.ops[op].startswith("Distributed.all_reduce") and _over_stages(side, op, ranks):
             for row in side.rows(op):
-                if side.role[row] == INPUT and (found := known_by(side, row)) is not None:
-                    _back(side, op, found)
+                if side.role[row] == INPUT and (sum_mark := known_by(side, row)) is not None:
+                    _back(side, op, sum_mark)
                     break
 
 
@@ -54,10 +54,10 @@ def _over_stages(side: DumpTable, op: int, ranks: set[int]) -> bool:
     return any(isinstance(group, list) and len(ranks & set(group)) > 1 for group in groups)
 
 
-def _back(side: DumpTable, end: int, first: Mark) -> None:
+def _back(side: DumpTable, end: int, sum_mark: Mark) -> None:
     """Mark what the tensor was added up from."""
     rank = _rank(side, end)
-    marks = {first}
+    marks = {sum_mark}
     for op in reversed(range(end)):
         if _rank(side, op) != rank:
             continue
@@ -65,7 +65,7 @@ def _back(side: DumpTable, end: int, first: Mark) -> None:
         if len(rows) and side.role[rows[0]] == PARAMETERS_GRAD:
             _mark_shares(side, (row for row in rows if known_by(side, row) in marks))
         elif _adds(side.ops[op]) and any(side.role[row] == OUTPUT and known_by(side, row) in marks for row in rows):
-            marks.update(found for row in rows if (found := known_by(side, row)) is not None and found[1] == first[1])
+            marks.update(row_mark for row in rows if (row_mark := known_by(side, row)) is not None and row_mark[1] == sum_mark[1])
             _mark_shares(side, (row for row in rows if known_by(side, row) is not None))
 
 

@@ -96,11 +96,13 @@ def label(tensor: StoredTensor) -> str:
     return f"{tensor.key}[{tensor.part}]" if tensor.part else tensor.key
 
 
-def align_checkpoints(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None = None, mapping: Mapping | None = None) -> Alignment:
+def align_checkpoints(
+    target: Checkpoint, golden: Checkpoint, facts: dict[str, Any] | None = None, mapping: Mapping | None = None
+) -> Alignment:
     """The pairs of two checkpoints, whatever they call their tensors.
 
     Args:
-        a, b: as read; of their tensors only rows that may fill up a vocabulary are read here.
+        target, golden: as read; of their tensors only rows that may fill up a vocabulary are read here.
         facts: of the model, where the checkpoints do not say them (``heads``, ``kv_heads``, ``head_dim``, ``experts``, ``gated``,
             ``vocab``); they go before those of the checkpoints.
         mapping: of a mapping file: names, facts and what is to be ignored.
@@ -109,7 +111,7 @@ def align_checkpoints(a: Checkpoint, b: Checkpoint, facts: dict[str, Any] | None
         DumpFormatError: a rule of the mapping does not fit the shapes of the tensors it names.
     """
     mapping = mapping or Mapping()
-    return _Aligning(a, b, mapping.facts | (facts or {}), mapping).run()
+    return _Aligning(target, golden, mapping.facts | (facts or {}), mapping).run()
 
 
 class _Side:
@@ -150,11 +152,11 @@ class _Side:
 
     def explain_hidden_slots(self) -> dict[str, str]:
         """Slots that lie in tensors which cannot be taken apart, and why not."""
-        found = {}
+        reasons = {}
         for slot, placed in self.slots.items():
             if placed.why_not and slot not in self.done:
-                found.update(dict.fromkeys(placed.hides, f"{label(placed.tensor)} of the other checkpoint: {placed.why_not}"))
-        return found
+                reasons.update(dict.fromkeys(placed.hides, f"{label(placed.tensor)} of the other checkpoint: {placed.why_not}"))
+        return reasons
 
     def explain_lost_slot(self, slot: str) -> str:
         """Why what would lie in a slot of the model was not read; "" where nothing says that it was lost."""
@@ -171,11 +173,11 @@ class _Side:
 
     def unknown(self) -> dict[str, StoredTensor]:
         """What was not paired and is in no table of names, by name; no states of optimizers."""
-        found = {}
+        unknown = {}
         for slot, placed in self.slots.items():
             if slot not in self.done and "|" not in slot and placed.cut is None and self.model.spot(placed.tensor.name) is None:
-                found[slot] = placed.tensor
-        return found
+                unknown[slot] = placed.tensor
+        return unknown
 
     def iterate_unpaired(self) -> Iterator[tuple[Placed, StoredTensor]]:
         """What was not paired: whole tensors, and the parts of those of which other parts were."""
@@ -191,91 +193,102 @@ class _Side:
 
 
 class _Aligning:
-    def __init__(self, a: Checkpoint, b: Checkpoint, facts: dict[str, Any], mapping: Mapping) -> None:
-        random = other_places(a, b)
-        self._a, self._b = (
+    def __init__(self, target: Checkpoint, golden: Checkpoint, facts: dict[str, Any], mapping: Mapping) -> None:
+        random = other_places(target, golden)
+        self._target, self._golden = (
             _Side(letter, checkpoint, Model(checkpoint, other, facts), _find_ignored_tensors(checkpoint, random, mapping))
-            for letter, checkpoint, other in (("a", a, b), ("b", b, a))
+            for letter, checkpoint, other in (("a", target, golden), ("b", golden, target))
         )
         self._mapping = mapping
         self._named: set[str] = set()
         # Within one format, an optimizer without states beside one with states has lost them.
-        self._lost_states = a.format == b.format and all(
-            any(_MEMBERS.fullmatch(key) and value for key, value in side.values.items()) for side in (a, b)
+        self._lost_states = target.format == golden.format and all(
+            any(_MEMBERS.fullmatch(key) and value for key, value in side.values.items()) for side in (target, golden)
         )
-        self._out = Alignment(models=(self._a.model, self._b.model))
-        self._vocabulary = Vocabulary(*(s if isinstance(s := known.get("vocab"), int) else 0 for known in (facts, a.facts, b.facts)))
+        self._out = Alignment(models=(self._target.model, self._golden.model))
+        self._vocabulary = Vocabulary(
+            *(s if isinstance(s := known.get("vocab"), int) else 0 for known in (facts, target.facts, golden.facts))
+        )
 
     def run(self) -> Alignment:
-        for name, first, second in pair_by_rules(self._a.checkpoint, self._b.checkpoint, self._mapping, self._out.notes):
-            self._out.pairs.append(Pair(name, first.piece, second.piece, "by the mapping file"))
+        for name, target_tensor, golden_tensor in pair_by_rules(
+            self._target.checkpoint, self._golden.checkpoint, self._mapping, self._out.notes
+        ):
+            self._out.pairs.append(Pair(name, target_tensor.piece, golden_tensor.piece, "by the mapping file"))
             self._named.add(name)
-            self._a.mark_paired(first.whole)
-            self._b.mark_paired(second.whole)
+            self._target.mark_paired(target_tensor.whole)
+            self._golden.mark_paired(golden_tensor.whole)
         self._same_names()
-        self._stand_ins(self._a, self._b)
-        self._stand_ins(self._b, self._a)
+        self._stand_ins(self._target, self._golden)
+        self._stand_ins(self._golden, self._target)
         self._by_slot()
         self._by_prefix()
-        for side, other, only in ((self._a, self._b, self._out.only_a), (self._b, self._a, self._out.only_b)):
+        for side, other, only in ((self._target, self._golden, self._out.only_a), (self._golden, self._target, self._out.only_b)):
             self._alone(side, other, only)
             for note in side.model.notes:
                 self._add_note(note)
-        order = {key: i for i, key in enumerate(self._a.checkpoint.tensors)}
+        order = {key: i for i, key in enumerate(self._target.checkpoint.tensors)}
         self._out.pairs.sort(key=lambda pair: order.get(pair.a.key, len(order)))
         return self._out
 
     def _same_names(self) -> None:
         """Tensors of one key and shape are each other, whatever the names mean, unless they are known to lie in another way."""
-        for key, slots in self._a.slots_of.items():
-            others = self._b.slots_of.get(key)
-            tensor, other = self._a.checkpoint.tensors[key], self._b.checkpoint.tensors.get(key)
+        for key, slots in self._target.slots_of.items():
+            others = self._golden.slots_of.get(key)
+            tensor, other = self._target.checkpoint.tensors[key], self._golden.checkpoint.tensors.get(key)
             if others is None or other is None or other.shape != tensor.shape:
                 continue
-            if self._a.slots[slots[0]].form != self._b.slots[others[0]].form and slots == others:
+            if self._target.slots[slots[0]].form != self._golden.slots[others[0]].form and slots == others:
                 continue
-            if self._a.done.isdisjoint(slots) and self._b.done.isdisjoint(others):
+            if self._target.done.isdisjoint(slots) and self._golden.done.isdisjoint(others):
                 self._pair(tensor, other)
-                self._a.done.update(slots)
-                self._b.done.update(others)
+                self._target.done.update(slots)
+                self._golden.done.update(others)
 
     def _by_slot(self) -> None:
-        for slot, mine in self._a.slots.items():
-            other = self._b.slots.get(slot)
-            if other is None or slot in self._a.done or slot in self._b.done:
+        for slot, target_placed in self._target.slots.items():
+            golden_placed = self._golden.slots.get(slot)
+            if golden_placed is None or slot in self._target.done or slot in self._golden.done:
                 continue
-            if mine.slots == other.slots and (mine.form, mine.tensor.shape) == (other.form, other.tensor.shape):
-                self._pair(mine.tensor, other.tensor, slot)
-                slots: tuple[str, ...] = mine.slots
+            if target_placed.slots == golden_placed.slots and (target_placed.form, target_placed.tensor.shape) == (
+                golden_placed.form,
+                golden_placed.tensor.shape,
+            ):
+                self._pair(target_placed.tensor, golden_placed.tensor, slot)
+                slots: tuple[str, ...] = target_placed.slots
             else:
                 try:
-                    first, second = self._a.piece(slot), self._b.piece(slot)
+                    target_piece, golden_piece = self._target.piece(slot), self._golden.piece(slot)
                 except DumpFormatError as error:
-                    for side, placed in ((self._a, mine), (self._b, other)):
+                    for side, placed in ((self._target, target_placed), (self._golden, golden_placed)):
                         side.refused.update(dict.fromkeys(placed.slots, str(error)))
                     continue
-                self._pair(first, second, slot)
+                self._pair(target_piece, golden_piece, slot)
                 slots = (slot,)
-            self._a.done.update(slots)
-            self._b.done.update(slots)
+            self._target.done.update(slots)
+            self._golden.done.update(slots)
 
     def _by_prefix(self) -> None:
         """Names that are in no table and differ in what stands before them."""
-        left_a, left_b = self._a.unknown(), self._b.unknown()
-        found = prefixes({name: t.shape for name, t in left_a.items()}, {name: t.shape for name, t in left_b.items()})
-        if found is None:
+        target_unknown, golden_unknown = self._target.unknown(), self._golden.unknown()
+        both_prefixes = prefixes(
+            {name: t.shape for name, t in target_unknown.items()}, {name: t.shape for name, t in golden_unknown.items()}
+        )
+        if both_prefixes is None:
             return
-        first, second = found
-        for slot, placed in self._a.slots.items():
-            if slot in self._a.done or self._a.model.spot(placed.tensor.name) is not None:
+        target_prefix, golden_prefix = both_prefixes
+        for slot, placed in self._target.slots.items():
+            if slot in self._target.done or self._target.model.spot(placed.tensor.name) is not None:
                 continue
             state, _, name = slot.rpartition("|")
-            other = f"{state}|{second}{name[len(first) :]}" if state else f"{second}{name[len(first) :]}"
-            if name.startswith(first) and other in self._b.slots and other not in self._b.done:
-                self._pair(self._a.piece(slot), self._b.piece(other), slot)
-                self._a.done.add(slot)
-                self._b.done.add(other)
-        words = [f"begin with {prefix!r}" if prefix else "have nothing before them" for prefix in found]
+            golden_slot = (
+                f"{state}|{golden_prefix}{name[len(target_prefix) :]}" if state else f"{golden_prefix}{name[len(target_prefix) :]}"
+            )
+            if name.startswith(target_prefix) and golden_slot in self._golden.slots and golden_slot not in self._golden.done:
+                self._pair(self._target.piece(slot), self._golden.piece(golden_slot), slot)
+                self._target.done.add(slot)
+                self._golden.done.add(golden_slot)
+        words = [f"begin with {prefix!r}" if prefix else "have nothing before them" for prefix in both_prefixes]
         self._add_note(f"names of the run that {words[0]} were taken for names of the golden run that {words[1]}")
 
     def _alone(self, side: _Side, other: _Side, only: list[StoredTensor]) -> None:
@@ -344,18 +357,18 @@ class _Aligning:
                         f"{side.checkpoint.path}: keeps no master copies; its float32 weights are compared with those of the other"
                     )
 
-    def _pair(self, a: StoredTensor, b: StoredTensor, slot: str = "") -> None:
+    def _pair(self, target: StoredTensor, golden: StoredTensor, slot: str = "") -> None:
         note = ""
         where = slot.rpartition("|")[2]
-        name = label(a)
-        if where in TABLES and other_rows(a, b):
-            a, b, note = self._vocabulary.common(a, b)
+        name = label(target)
+        if where in TABLES and other_rows(target, golden):
+            target, golden, note = self._vocabulary.common(target, golden)
             if note:
                 self._add_note(f"{name}: {note}")
         if name in self._named:  # it stands for another tensor too
-            name = f"{name} (as {label(b)})"
+            name = f"{name} (as {label(golden)})"
         self._named.add(name)
-        self._out.pairs.append(Pair(name, a, b, note))
+        self._out.pairs.append(Pair(name, target, golden, note))
 
     def _add_note(self, text: str) -> None:
         if text not in self._out.notes:
@@ -364,10 +377,10 @@ class _Aligning:
 
 def _find_ignored_tensors(checkpoint: Checkpoint, random: bool, mapping: Mapping) -> dict[str, str]:
     """Keys of tensors that are left out from the start, with the reason."""
-    found = {}
+    reasons = {}
     for key, tensor in checkpoint.tensors.items():
         if random and tensor.group == RANDOM:
-            found[key] = "random states of each rank; the other checkpoint is of other ranks"
+            reasons[key] = "random states of each rank; the other checkpoint is of other ranks"
         elif mapping.ignores(tensor.name) or mapping.ignores(key):
-            found[key] = "the mapping file says so"
-    return found
+            reasons[key] = "the mapping file says so"
+    return reasons

@@ -35,5 +35,5 @@ def kind_of(name: str) -> str:
 @lru_cache(maxsize=4096)
 def layer_of(name: str) -> int | None:
     """The number of the layer a parameter is in, None outside of layers."""
-    found = _LAYER.search(name)
-    return int(found[1]) if found else None
+    match = _LAYER.search(name)
+    return int(match[1]) if match else None

@@ -14,30 +14,30 @@ _LONGEST = 12
 """Parts of a name, from its end, that are looked at."""
 
 
-def prefixes(a: Mapping[str, tuple[int, ...]], b: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
+def prefixes(target: Mapping[str, tuple[int, ...]], golden: Mapping[str, tuple[int, ...]]) -> tuple[str, str] | None:
     """What stands before names of A and of B that are otherwise the same, for most of them; None: there is no such pair.
 
     Args:
-        a, b: shapes by name, of tensors that have no counterpart yet.
+        target, golden: shapes by name, of tensors that have no counterpart yet.
     """
-    if not a or not b:
+    if not target or not golden:
         return None
     ends: defaultdict[str, list[str]] = defaultdict(list)
-    for name in b:
+    for name in golden:
         for end in _ends(name):
             ends[end].append(name)
     votes: Counter[tuple[str, str]] = Counter()
-    for name, shape in a.items():
+    for name, shape in target.items():
         for end in _ends(name):
-            others = ends.get(end, ())
-            if len(others) == 1 and b[others[0]] == shape:
-                votes[name[: len(name) - len(end)], others[0][: len(others[0]) - len(end)]] += 1
-            if others:
+            candidates = ends.get(end, ())
+            if len(candidates) == 1 and golden[candidates[0]] == shape:
+                votes[name[: len(name) - len(end)], candidates[0][: len(candidates[0]) - len(end)]] += 1
+            if candidates:
                 break
-    for (first, second), count in votes.most_common(1):
-        whole = all(not prefix or prefix.endswith(".") for prefix in (first, second))
-        if first != second and whole and 2 * count > min(len(a), len(b)):
-            return first, second
+    for (target_prefix, golden_prefix), count in votes.most_common(1):
+        whole = all(not prefix or prefix.endswith(".") for prefix in (target_prefix, golden_prefix))
+        if target_prefix != golden_prefix and whole and 2 * count > min(len(target), len(golden)):
+            return target_prefix, golden_prefix
     return None
 
 
@@ -60,18 +60,18 @@ def lost_slots(lost: Mapping[str, str], model: Model) -> dict[str, str]:
         lost: of a checkpoint, see `Checkpoint.lost`; under ``""`` what is of tensors without known names, which stays there.
         model: of the same checkpoint.
     """
-    found: dict[str, str] = {}
+    reasons: dict[str, str] = {}
     for name, why in lost.items():
         if not name:
-            found[""] = why
+            reasons[""] = why
             continue
         spot = model.spot(name)
         if spot is None:
-            found[bare(name)] = why
+            reasons[bare(name)] = why
             continue
         slot = spot.rule.slot
         slots = [slot, *_FUSED.get(slot, ())]
         if spot.rule.form in (rules.FC1, rules.HALVES, rules.STACK_HALVES, rules.STACK_TURNS):
             slots.append(f"{slot[:-2]}gate")
-        found.update({f"{spot.layer}{part}.{spot.kind}": why for part in slots})
-    return found
+        reasons.update({f"{spot.layer}{part}.{spot.kind}": why for part in slots})
+    return reasons

@@ -19,7 +19,7 @@ class Mapped(NamedTuple):
     piece: StoredTensor
 
 
-def pair_by_rules(a: Checkpoint, b: Checkpoint, mapping: Mapping, notes: list[str]) -> Iterator[tuple[str, Mapped, Mapped]]:
+def pair_by_rules(target: Checkpoint, golden: Checkpoint, mapping: Mapping, notes: list[str]) -> Iterator[tuple[str, Mapped, Mapped]]:
     """Name, side A and side B of each pair that the rules of a mapping file make. Rules that fit nothing are noted.
 
     Raises:
@@ -27,24 +27,27 @@ def pair_by_rules(a: Checkpoint, b: Checkpoint, mapping: Mapping, notes: list[st
     """
     if not mapping.names:
         return
-    by_name_a, by_name_b = _by_name(a), _by_name(b)
+    target_by_name, golden_by_name = _by_name(target), _by_name(golden)
     used: set[int] = set()
     taken: set[tuple[str, str]] = set()
-    for name, state in by_name_a:
+    for name, state in target_by_name:
         if (name, state) in taken:
             continue
         for number, rule in enumerate(mapping.names):
             places = rule.places(name)
             if places is None:
                 continue
-            names_a = [rule.fill_template(template, places) for template in rule.a]
-            names_b = [rule.fill_template(template, places) for template in rule.b]
-            mine, other = [by_name_a.get((n, state)) for n in names_a], [by_name_b.get((n, state)) for n in names_b]
-            if all(t is None for t in other):
+            target_names = [rule.fill_template(template, places) for template in rule.a]
+            golden_names = [rule.fill_template(template, places) for template in rule.b]
+            target_tensors, golden_tensors = (
+                [target_by_name.get((n, state)) for n in target_names],
+                [golden_by_name.get((n, state)) for n in golden_names],
+            )
+            if all(t is None for t in golden_tensors):
                 break
             used.add(number)
-            taken.update((n, state) for n in names_a)
-            yield from _pairs(rule, mine, other, (names_a, names_b), mapping.path)
+            taken.update((n, state) for n in target_names)
+            yield from _pairs(rule, target_tensors, golden_tensors, (target_names, golden_names), mapping.path)
             break
     for number, rule in enumerate(mapping.names):
         if number not in used:
@@ -57,24 +60,24 @@ def _by_name(checkpoint: Checkpoint) -> dict[tuple[str, str], StoredTensor]:
 
 def _pairs(
     rule: Names,
-    mine: list[StoredTensor | None],
-    other: list[StoredTensor | None],
+    target_tensors: list[StoredTensor | None],
+    golden_tensors: list[StoredTensor | None],
     names: tuple[list[str], list[str]],
     path: str,
 ) -> Iterator[tuple[str, Mapped, Mapped]]:
-    for side, found, wanted in (("the run", mine, names[0]), ("the golden run", other, names[1])):
-        for tensor, name in zip(found, wanted):
+    for side, tensors, wanted in (("the run", target_tensors, names[0]), ("the golden run", golden_tensors, names[1])):
+        for tensor, name in zip(tensors, wanted):
             if tensor is None:
                 raise DumpFormatError(f"{path}: {rule}: {side} has no tensor {name!r}")
-    firsts = [Mapped(t, t) for t in mine if t is not None]
-    seconds = [Mapped(t, transpose_tensor(t) if rule.transposed else t) for t in other if t is not None]
-    if len(firsts) < len(seconds):
-        firsts = _cut_fused_tensor(firsts[0], seconds, rule, path)
-    elif len(seconds) < len(firsts):
-        seconds = _cut_fused_tensor(seconds[0], firsts, rule, path)
-    for first, second in zip(firsts, seconds):
-        part = f"[{first.piece.part}]" if first.piece.part else ""
-        yield f"{first.whole.key}{part}", first, second
+    target_pieces = [Mapped(t, t) for t in target_tensors if t is not None]
+    golden_pieces = [Mapped(t, transpose_tensor(t) if rule.transposed else t) for t in golden_tensors if t is not None]
+    if len(target_pieces) < len(golden_pieces):
+        target_pieces = _cut_fused_tensor(target_pieces[0], golden_pieces, rule, path)
+    elif len(golden_pieces) < len(target_pieces):
+        golden_pieces = _cut_fused_tensor(golden_pieces[0], target_pieces, rule, path)
+    for target_piece, golden_piece in zip(target_pieces, golden_pieces):
+        part = f"[{target_piece.piece.part}]" if target_piece.piece.part else ""
+        yield f"{target_piece.whole.key}{part}", target_piece, golden_piece
 
 
 def _cut_fused_tensor(fused: Mapped, parts: list[Mapped], rule: Names, path: str) -> list[Mapped]:
@@ -87,9 +90,9 @@ def _cut_fused_tensor(fused: Mapped, parts: list[Mapped], rule: Names, path: str
         raise DumpFormatError(
             f"{path}: {rule}: {fused.whole.name} has shape {list(shape)}; the others together have {sum(sizes)} along dimension {rule.dim}"
         )
-    width, at, found = width_of(fused.piece), 0, []
+    width, offset, pieces = width_of(fused.piece), 0, []
     for part, size in zip(parts, sizes):
-        piece = rows(fused.piece, at, size, width, rule.dim)
-        found.append(Mapped(fused.whole, name_part(piece, part.whole.name)))
-        at += size
-    return found
+        piece = rows(fused.piece, offset, size, width, rule.dim)
+        pieces.append(Mapped(fused.whole, name_part(piece, part.whole.name)))
+        offset += size
+    return pieces

@@ -105,12 +105,12 @@ def _matches(pattern: str, name: str) -> bool:
     *middle, last = rest
     if not name.startswith(first) or not name.endswith(last) or len(name) < len(first) + len(last):
         return False
-    at, end = len(first), len(name) - len(last)
+    position, end = len(first), len(name) - len(last)
     for part in middle:
-        at = name.find(part, at, end)
-        if at < 0:
+        position = name.find(part, position, end)
+        if position < 0:
             return False
-        at += len(part)
+        position += len(part)
     return True
 
 
@@ -162,10 +162,10 @@ def _rule(data: Any, where: str) -> Names:
     _check_keys(data, _RULE_KEYS, where)
     sides = []
     for side in ("a", "b"):
-        found = data[side] if isinstance(data[side], list) else [data[side]]
-        if not found or len(found) > _MOST:
+        names_of_side = data[side] if isinstance(data[side], list) else [data[side]]
+        if not names_of_side or len(names_of_side) > _MOST:
             raise UsageError(f"{where}.{side}: a name or a list of names is needed")
-        sides.append(tuple(_text(name, f"{where}.{side}") for name in found))
+        sides.append(tuple(_text(name, f"{where}.{side}") for name in names_of_side))
     if min(len(side) for side in sides) > 1:
         raise UsageError(f"{where}: one side must be a single name; {len(sides[0])} and {len(sides[1])} are given")
     dim, transposed = data.get("dim", 0), data.get("transposed", False)
@@ -192,10 +192,10 @@ def _check_keys(data: dict[Any, Any], known: tuple[str, ...], where: str) -> Non
 
 
 def _list(data: dict[str, Any], key: str, path: str) -> list[Any]:
-    found = data.get(key) or []
-    if not isinstance(found, list) or len(found) > _MOST:
-        raise UsageError(f"{path}: {key} is a {type(found).__name__}; a list of at most {_MOST} entries is needed")
-    return found
+    entries = data.get(key) or []
+    if not isinstance(entries, list) or len(entries) > _MOST:
+        raise UsageError(f"{path}: {key} is a {type(entries).__name__}; a list of at most {_MOST} entries is needed")
+    return entries
 
 
 def _text(value: Any, where: str) -> str:

@@ -177,7 +177,7 @@ def _roots(names: Iterable[str]) -> tuple[str, ...]:
 
     Nothing where some names have a layer without it, or where several parts have layers: a part that sees images has layers too.
     """
-    found: set[str] = set()
+    roots: set[str] = set()
     for plain in names:
         place = LAYER.search(plain)
         if place is None or not place.start():
@@ -185,8 +185,8 @@ def _roots(names: Iterable[str]) -> tuple[str, ...]:
         if spot_of(plain) is not None:
             return ()
         if spot_of(plain[place.start() :]) is not None:
-            found.add(plain[: place.start()])
-    if len(found) != 1:
+            roots.add(plain[: place.start()])
+    if len(roots) != 1:
         return ()
-    parts = found.pop().split(".")[:-1]
+    parts = roots.pop().split(".")[:-1]
     return tuple(".".join(parts[:n]) + "." for n in range(len(parts), 0, -1))

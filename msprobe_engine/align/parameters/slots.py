@@ -45,14 +45,14 @@ def place(tensor: StoredTensor, model: Model) -> Placed:
     stored = model.shape(f"{spot.layer}{spot.rule.slot}.{spot.kind}") or tensor.shape
     single = tensor.numel == 1 and stored != tensor.shape
     shaped = tensor if not single else replace(tensor, shape=stored)
-    found = _find_slots(shaped, spot, model)
-    slots = tuple(f"{head}{spot.layer}{name}.{spot.kind}" for name in found.slots)
+    placed = _find_slots(shaped, spot, model)
+    slots = tuple(f"{head}{spot.layer}{name}.{spot.kind}" for name in placed.slots)
     if single:
         return Placed(tensor, slots, rules.PLAIN, partial(_repeat_tensor, count=len(slots)) if len(slots) > 1 else None)
-    if tensor.shape != stored and found.cut is not None:
+    if tensor.shape != stored and placed.cut is not None:
         return Placed(tensor, (head + bare(tensor.name),), why_not=f"has shape {list(tensor.shape)}, its parameter {list(stored)}")
-    hides = tuple(f"{head}{spot.layer}{name}" + (f".{spot.kind}" if name[-1] != "*" else "") for name in found.hides)
-    return replace(found, tensor=tensor, slots=slots, hides=hides)
+    hides = tuple(f"{head}{spot.layer}{name}" + (f".{spot.kind}" if name[-1] != "*" else "") for name in placed.hides)
+    return replace(placed, tensor=tensor, slots=slots, hides=hides)
 
 
 def _repeat_tensor(tensor: StoredTensor, count: int) -> list[StoredTensor]:
@@ -169,11 +169,11 @@ def _stack(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     in_turns = in_turns or spot.rule.form == rules.STACK_TURNS
 
     def parts(t: StoredTensor) -> list[StoredTensor]:
-        found = []
-        for one in cuts.split_stack(t):
-            one = cuts.transpose_tensor(one) if turn else one
-            found += cuts.halves(one, alternating=in_turns) if gated else [one]
-        return found
+        pieces = []
+        for expert in cuts.split_stack(t):
+            expert = cuts.transpose_tensor(expert) if turn else expert
+            pieces += cuts.halves(expert, alternating=in_turns) if gated else [expert]
+        return pieces
 
     return Placed(tensor, _expert_slots(n, leaves), f"{spot.rule.form} {n} {turn} {gated} {in_turns}", parts)
 
@@ -199,9 +199,9 @@ def _wide(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
     if any(box.sizes != tensor.shape for box in tensor.boxes):
         return _refuse_splitting(tensor, spot, "its experts lie on several ranks as one matrix", "experts.*")
     inner = tensor.numel // (n * hidden)
-    first = spot.rule.form == rules.WIDE_FC1
-    sizes = (n, hidden, inner) if first else (n, inner, hidden)
-    gated = first and bool(model.fact("gated"))
+    is_first = spot.rule.form == rules.WIDE_FC1
+    sizes = (n, hidden, inner) if is_first else (n, inner, hidden)
+    gated = is_first and bool(model.fact("gated"))
 
     def parts(t: StoredTensor) -> list[StoredTensor]:
         strides = (sizes[1] * sizes[2], sizes[2], 1)
@@ -211,13 +211,16 @@ def _wide(tensor: StoredTensor, spot: Spot, model: Model) -> Placed:
             boxes=tuple(replace(box, offsets=(0, 0, 0), sizes=sizes, strides=strides) for box in t.boxes),
             copies=tuple(replace(box, offsets=(0, 0, 0), sizes=sizes, strides=strides) for box in t.copies if box.sizes == t.shape),
         )
-        found = []
-        for one in cuts.split_stack(whole):
-            found += cuts.halves(cuts.transpose_tensor(one)) if gated else [cuts.transpose_tensor(one)]
-        return found
+        pieces = []
+        for expert in cuts.split_stack(whole):
+            pieces += cuts.halves(cuts.transpose_tensor(expert)) if gated else [cuts.transpose_tensor(expert)]
+        return pieces
 
     return Placed(
-        tensor, _expert_slots(n, ("gate", "up") if gated else ("up",) if first else ("down",)), f"{spot.rule.form} {sizes} {gated}", parts
+        tensor,
+        _expert_slots(n, ("gate", "up") if gated else ("up",) if is_first else ("down",)),
+        f"{spot.rule.form} {sizes} {gated}",
+        parts,
     )
 
 

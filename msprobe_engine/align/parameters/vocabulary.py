@@ -13,9 +13,9 @@ _BUDGET = 1 << 30
 """Bytes of surplus rows that are looked at; rows beyond count as what they are in the file, a difference."""
 
 
-def other_rows(a: StoredTensor, b: StoredTensor) -> bool:
+def other_rows(target: StoredTensor, golden: StoredTensor) -> bool:
     """Whether two tensors have the same rows, but not as many."""
-    return len(a.shape) == len(b.shape) > 0 and a.shape[0] != b.shape[0] and a.shape[1:] == b.shape[1:]
+    return len(target.shape) == len(golden.shape) > 0 and target.shape[0] != golden.shape[0] and target.shape[1:] == golden.shape[1:]
 
 
 class Vocabulary:
@@ -27,29 +27,35 @@ class Vocabulary:
     """
 
     def __init__(self, given: int, of_a: int, of_b: int) -> None:
-        self._given, self._of_a, self._of_b = given, of_a, of_b
+        self._given, self._of_target, self._of_golden = given, of_a, of_b
         self._contents = Contents(_BUDGET)
 
-    def common(self, a: StoredTensor, b: StoredTensor) -> tuple[StoredTensor, StoredTensor, str]:
+    def common(self, target: StoredTensor, golden: StoredTensor) -> tuple[StoredTensor, StoredTensor, str]:
         """Two tables without the rows that only fill up, and what was left out; as they are and "" where more rows are a difference.
 
         Rows fill up when the size of the vocabulary is known and they lie behind it. Where it is not known, they must also look it: all
         zeros or all the same, as converters write them.
         """
-        known = max(self._given or used or t.padding or 0 for used, t in ((self._of_a, a), (self._of_b, b)))
-        fewest = min(a.shape[0], b.shape[0])
+        known = max(self._given or used or t.padding or 0 for used, t in ((self._of_target, target), (self._of_golden, golden)))
+        fewest = min(target.shape[0], golden.shape[0])
         if known > fewest:
-            return a, b, ""  # rows that are used are missing
+            return target, golden, ""  # rows that are used are missing
         used = known or fewest
-        surplus = [t for t in (a, b) if t.shape[0] > used]
+        surplus = [t for t in (target, golden) if t.shape[0] > used]
         if not known and not all(self._alike(t, used) for t in surplus):
-            return a, b, ""
-        sides = " and ".join(f"{t.shape[0] - used} of {side}" for t, side in ((a, "the run"), (b, "the golden run")) if t.shape[0] > used)
+            return target, golden, ""
+        sides = " and ".join(
+            f"{t.shape[0] - used} of {side}" for t, side in ((target, "the run"), (golden, "the golden run")) if t.shape[0] > used
+        )
         why = "" if known else "; all of them are the same"
         try:
-            return _first(a, used), _first(b, used), f"rows from {used} on fill up the vocabulary and were not compared ({sides}{why})"
+            return (
+                _first(target, used),
+                _first(golden, used),
+                f"rows from {used} on fill up the vocabulary and were not compared ({sides}{why})",
+            )
         except DumpFormatError:
-            return a, b, ""
+            return target, golden, ""
 
     def _alike(self, tensor: StoredTensor, used: int) -> bool:
         """Whether all rows from `used` on hold the same; one row alone says so only of zeros."""
