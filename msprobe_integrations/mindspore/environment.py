@@ -34,15 +34,15 @@ def check() -> None:
         MindSporeError: it was compiled for numpy 1 and numpy 2 is installed: its first operation with a Python number would end in a
             ``SystemError``, and numpy scalars would never be taken.
     """
-    found = _read_version("mindspore")
-    if found is None and importlib.util.find_spec("mindspore") is None:
+    installed = _read_version("mindspore")
+    if installed is None and importlib.util.find_spec("mindspore") is None:
         raise MissingExtraError("mindspore", "mindspore", "msprobe.mindspore")
     numpy = _read_version("numpy")
-    if found is None or numpy is None:
+    if installed is None or numpy is None:
         return
-    if _numbers(found)[:2] <= _LAST_FOR_NUMPY_1 and _numbers(numpy)[:1] >= (2,):
+    if _numbers(installed)[:2] <= _LAST_FOR_NUMPY_1 and _numbers(numpy)[:1] >= (2,):
         raise MindSporeError(
-            f"mindspore {found} was compiled for numpy 1 and does not work with the installed numpy {numpy}: pip install 'numpy<2'"
+            f"mindspore {installed} was compiled for numpy 1 and does not work with the installed numpy {numpy}: pip install 'numpy<2'"
         )
 
 

@@ -33,9 +33,9 @@ def values_of(samples: Iterable[Sample], rows: Rows, ops: Sequence[str], rank: i
     chosen = [s for s in samples if s.family in families and s.ref.row >= 0]
     if not chosen:
         return {}
-    mine = rows[[s.ref.row for s in chosen]]
-    numbers = {op: columns.column(mine, op).tolist() for op in ops if op in columns.OPS}
-    digests = columns.digests(mine) if "digest" in ops else []
+    chosen_rows = rows[[s.ref.row for s in chosen]]
+    numbers = {op: columns.column(chosen_rows, op).tolist() for op in ops if op in columns.OPS}
+    digests = columns.digests(chosen_rows) if "digest" in ops else []
     out: Values = {}
     for i, sample in enumerate(chosen):
         entry: dict[str, Any] = {}

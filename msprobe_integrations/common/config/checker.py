@@ -124,7 +124,7 @@ class ConfigCheck(ABC):
         if model is None:
             return []
         several = list(model) if isinstance(model, (list, tuple)) else [model]
-        wrong = next((one for one in several if not isinstance(one, cls.kind)), None)
+        wrong = next((model_part for model_part in several if not isinstance(model_part, cls.kind)), None)
         if wrong is not None:
             raise UsageError(
                 f"ConfigChecker: model is {'a list with ' if isinstance(model, (list, tuple)) else ''}{type(wrong).__name__}; allowed: a "

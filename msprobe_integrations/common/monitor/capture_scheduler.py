@@ -55,9 +55,9 @@ class CaptureScheduler:
             self._ring = self._make_capture(settings.incident.level, record_collectives=True, optimizer_calls=False)
         if settings.dump is not None:
             # Does a probe write this dump? Calls for a benchmark host are not meant for the disk
-            ours = settings.dump.level in ("L0", "L1", "mix") and settings.dump.task != "free_benchmark" and settings.dump.online is None
-            self._say_unused(settings.dump, ours)
-            if ours:
+            own = settings.dump.level in ("L0", "L1", "mix") and settings.dump.task != "free_benchmark" and settings.dump.online is None
+            self._say_unused(settings.dump, own)
+            if own:
                 self._plan_dump(settings.dump)
 
     @staticmethod

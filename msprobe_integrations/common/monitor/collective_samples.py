@@ -76,13 +76,13 @@ class CollectiveSamples:
     def site(self, frame: FrameType | None) -> Site:
         """Where a collective was called; what was met before is known by its frames."""
         key = walk(frame, None, self._hidden, self.hides, -1)[0]
-        found = self._sites.get(key)
-        if found is None:
-            lines = [(f"{code.co_filename}[{line_number(code, at)}]", code.co_name) for code, at in key]
+        site = self._sites.get(key)
+        if site is None:
+            lines = [(f"{code.co_filename}[{line_number(code, offset)}]", code.co_name) for code, offset in key]
             wanted = not self._patterns or any(pattern.search(line) for pattern in self._patterns for line, _ in lines)
-            found = Site(wanted, lines[0][0] if lines else "", "\n".join(f"{line} {function}" for line, function in lines))
-            self._sites[key] = found
-        return found
+            site = Site(wanted, lines[0][0] if lines else "", "\n".join(f"{line} {function}" for line, function in lines))
+            self._sites[key] = site
+        return site
 
     def note_stack(self, name: str, group: str, site: Site) -> None:
         """A call stack for the file."""

@@ -43,37 +43,38 @@ def tensor_names(
     def inputs_of(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Found:
         if len(args) == 1 and not kwargs and isinstance(args[0], tensor):
             return [("", args[0])]
-        tensors = [a for a in args if isinstance(a, tensor)]
+        tensors = [argument for argument in args if isinstance(argument, tensor)]
         if kwargs:
-            tensors += [a for a in kwargs.values() if isinstance(a, tensor)]
-        found: Found = [("", tensors[0])] if len(tensors) == 1 else [(_number(i), t) for i, t in enumerate(tensors)]
+            tensors += [argument for argument in kwargs.values() if isinstance(argument, tensor)]
+        named: Found = [("", tensors[0])] if len(tensors) == 1 else [(_number(i), t) for i, t in enumerate(tensors)]
         if len(tensors) < len(args) + len(kwargs):
             places: Iterator[tuple[str, Any]] = itertools.chain(
-                ((_number(i), a) for i, a in enumerate(args)), ((f"_{shown_key(key, n)}", a) for n, (key, a) in enumerate(kwargs.items()))
+                ((_number(i), argument) for i, argument in enumerate(args)),
+                ((f"_{shown_key(key, n)}", argument) for n, (key, argument) in enumerate(kwargs.items())),
             )
             for place, value in places:
                 if not isinstance(value, tensor) and type(value) not in plain:
-                    inside(place, value, found, _DEPTH)
-        return found
+                    inside(place, value, named, _DEPTH)
+        return named
 
     def outputs_of(result: Any) -> Found:
         if isinstance(result, tensor):
             return [("", result)]
-        found: Found = []
+        named: Found = []
         if type(result) in plain:
-            return found
+            return named
         if isinstance(result, (list, tuple)):
             for i, value in enumerate(result):
                 place = _number(i) if len(result) > 1 else ""
                 if isinstance(value, tensor):
-                    found.append((place, value))
+                    named.append((place, value))
                 elif type(value) not in plain:
-                    inside(place, value, found, _DEPTH)
+                    inside(place, value, named, _DEPTH)
         else:
-            inside("", result, found, _DEPTH)
-        return found
+            inside("", result, named, _DEPTH)
+        return named
 
-    def inside(place: str, value: Any, found: Found, depth: int) -> None:
+    def inside(place: str, value: Any, named: Found, depth: int) -> None:
         """Append the tensors inside of a container. Never raises."""
         members: Iterable[tuple[Any, Any]]
         if isinstance(value, (list, tuple)) and not hasattr(value, "_fields"):
@@ -87,10 +88,10 @@ def tensor_names(
         for n, (key, member) in enumerate(itertools.islice(members, MOST_NESTED)):
             key = shown_key(key, n)
             if isinstance(member, tensor):
-                if len(found) >= MOST_NESTED:
+                if len(named) >= MOST_NESTED:
                     return
-                found.append((f"{place}_{key}", member))
+                named.append((f"{place}_{key}", member))
             elif depth and type(member) not in plain:
-                inside(f"{place}_{key}", member, found, depth - 1)
+                inside(f"{place}_{key}", member, named, depth - 1)
 
     return inputs_of, outputs_of

@@ -140,8 +140,8 @@ class Probe(ProbeBase):
         with self.guard("attach"):
             self._models, self._optimizer = self.chunks_of(models, optimizer), optimizer
             self._prepare_models()
-            one = self._models if len(self._models) > 1 else self._models[0]
-            self.scheduler.attach(one)
+            attached = self._models if len(self._models) > 1 else self._models[0]
+            self.scheduler.attach(attached)
             if self._watch is not None:
                 self._watch.attach(self._models)
             self.parameters.attach(Attached(self._models, optimizer, on_update, find))

@@ -80,10 +80,10 @@ def find_unmatched(targets: Iterable[str], names: Sequence[Iterable[str]]) -> di
         names: per chunk, what there is: modules, parameters.
     """
     lists = [sorted(set(chunk)) for chunk in names]
-    found: dict[str, list[str]] = {}
+    unmatched: dict[str, list[str]] = {}
     for target in targets:
         if not any(_within(name, target, chunk) for chunk, known in enumerate(lists) for name in known):
             everything = sorted({name for known in lists for name in known if name})
             close = difflib.get_close_matches(_split_target(target)[1], everything, n=3, cutoff=0.3)
-            found[target] = close or everything[:3]
-    return found
+            unmatched[target] = close or everything[:3]
+    return unmatched

@@ -294,8 +294,8 @@ def _single_values(places: Sequence[int], rows: _rows.Rows) -> None:
     with np.errstate(invalid="ignore", divide="ignore"):
         means = chosen[:, _rows.SUM] / ints[:, _rows.COUNT]
     means[_rows.nonfinite(chosen) > 0] = math.nan
-    there = ints[:, _rows.COUNT] > 0
-    set_values(rows, np.asarray(places)[there], means[there])
+    has_values = ints[:, _rows.COUNT] > 0
+    set_values(rows, np.asarray(places)[has_values], means[has_values])
 
 
 def set_values(rows: _rows.Rows, places: npt.NDArray[np.int64], values: npt.NDArray[np.float64]) -> None:

@@ -23,7 +23,7 @@ def update_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
         name -> number of the first group; ``{name}_group_{k}`` is that of group k (counted from 0) where it is another one. A learning rate
         may be a tensor, as it is kept; other numbers that are tensors are left out.
     """
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     values: dict[str, set[float]] = {}
     for k, group in enumerate(groups):
         for key, names in _KEYS.items():
@@ -31,10 +31,10 @@ def update_numbers(groups: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
             for name, number in zip(names, value if isinstance(value, (tuple, list)) else (value,)):
                 plain = isinstance(number, (int, float)) and not isinstance(number, bool)
                 if not k and (plain or (name == LEARNING_RATE and number is not None)):
-                    found[name] = float(number) if plain else number
-                elif k and plain and number != found.get(name):
+                    numbers[name] = float(number) if plain else number
+                elif k and plain and number != numbers.get(name):
                     known = values.setdefault(name, set())
                     if k < _MOST_GROUPS or (number not in known and len(known) < _MOST_GROUPS):
-                        found[f"{name}_group_{k}"] = float(number)
+                        numbers[f"{name}_group_{k}"] = float(number)
                     known.add(number)
-    return found
+    return numbers

@@ -177,18 +177,18 @@ def note_norms(probe: ProbeBase, given: Mapping[str, Any]) -> None:
     ``param_norm`` is of parameters after the update, ``grad_norm`` of gradients before clipping and without the loss scale.
     """
     pipeline = probe.pipeline
-    found: dict[str, list[int]] = {}
+    rows_of: dict[str, list[int]] = {}
     for sample in pipeline.samples:
         if sample.family in _FAMILIES:
-            found.setdefault(sample.family + sample.phase, []).append(sample.ref.row)
+            rows_of.setdefault(sample.family + sample.phase, []).append(sample.ref.row)
     if given.get("loss_scale") is not None:
         pipeline.scalar("loss_scale", given["loss_scale"])
-    gradients = found.get("grad_reduced" + UNSCALED)
+    gradients = rows_of.get("grad_reduced" + UNSCALED)
     scale = None if gradients else pipeline.read_scalar("loss_scale")
     for name, places in (
-        ("update_norm", found.get("update")),
-        ("param_norm", found.get("param_updated") or found.get("param_origin")),
-        ("grad_norm", gradients or found.get("grad_reduced" + REDUCED)),
+        ("update_norm", rows_of.get("update")),
+        ("param_norm", rows_of.get("param_updated") or rows_of.get("param_origin")),
+        ("grad_norm", gradients or rows_of.get("grad_reduced" + REDUCED)),
     ):
         if places and name not in given and pipeline.read_scalar(name) is None:
             row = probe.backend.blank_row()

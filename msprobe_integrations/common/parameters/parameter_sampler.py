@@ -312,17 +312,17 @@ class ParameterSampler:
         owned = getattr(self.source, "owned", set)
         with self._probe.guard("untrained parameters"), self._probe.shield():
             held: set[Piece] = owned()
-            found, before = self._probe.pipeline.untrained, self.owned
+            untrained, before = self._probe.pipeline.untrained, self.owned
             for piece in self.source.pieces:
                 name = f"{piece.name} (vpp stage {piece.vpp_stage})" if piece.vpp_stage else piece.name
                 if self.source.gradient(piece) is None:
-                    found[name] = NO_GRADIENT
+                    untrained[name] = NO_GRADIENT
                 elif piece in held:
                     before.add(name)
                 elif name in before:
-                    found[name] = LEFT_OPTIMIZER
+                    untrained[name] = LEFT_OPTIMIZER
                 elif held:
-                    found[name] = NO_OPTIMIZER
+                    untrained[name] = NO_OPTIMIZER
 
     def _emit_unreduced(self) -> None:
         if not self._noted:
@@ -348,9 +348,9 @@ class ParameterSampler:
         elif taken is _ALL:
             return
         else:
-            done = self._taken.setdefault(phase, set())
-            chosen = [piece for piece in (self.source.pieces if pieces is None else pieces) if piece not in done]
-            done.update(chosen)
+            taken_pieces = self._taken.setdefault(phase, set())
+            chosen = [piece for piece in (self.source.pieces if pieces is None else pieces) if piece not in taken_pieces]
+            taken_pieces.update(chosen)
         with self._probe.guard(GRADIENTS), self._probe.shield():
             self._pieces.take_all("grad_reduced", chosen, self.source.gradient, phase=phase)
 

@@ -127,8 +127,8 @@ class _Updates:
             return Pair(pairs.RATIO, mean, square, (1.0, 1.0, float(eps)))
         if betas is None or step is None:
             raise _Unknown("betas")
-        first, second = (self._correction(beta, step) for beta in betas)
-        return Pair(pairs.RATIO, mean, square, (first**-1, second**-0.5, float(eps)))
+        first_correction, second_correction = (self._correction(beta, step) for beta in betas)
+        return Pair(pairs.RATIO, mean, square, (first_correction**-1, second_correction**-0.5, float(eps)))
 
     adamw = adam
 
@@ -162,11 +162,11 @@ class _Updates:
         grad, betas = self._gradient(), self._hyper.get("betas")
         if betas is None:
             raise _Unknown("betas")
-        first, second = (float(beta) for beta in betas)
-        if second == 0.0:  # the momentum before the step left no trace
+        beta1, beta2 = (float(beta) for beta in betas)
+        if beta2 == 0.0:  # the momentum before the step left no trace
             raise _Unknown("betas")
         # b1 m' + (1 - b1) g of the momentum m' before the step, in terms of m = b2 m' + (1 - b2) g
-        return Pair(pairs.SIGN, grad, self._state("exp_avg"), (1.0 - first / second, first / second, 0.0))
+        return Pair(pairs.SIGN, grad, self._state("exp_avg"), (1.0 - beta1 / beta2, beta1 / beta2, 0.0))
 
     def rmsprop(self) -> Pair:
         return self._find_root_pair("square_avg")

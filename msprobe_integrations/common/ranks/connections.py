@@ -57,18 +57,18 @@ def decode(data: bytearray) -> list[Message]:
     Raises:
         ValueError: it is no message.
     """
-    found, at = [], 0
-    while len(data) - at >= _HEAD.size:
-        kind, lane, length, number, identity = _HEAD.unpack_from(data, at)
+    messages, position = [], 0
+    while len(data) - position >= _HEAD.size:
+        kind, lane, length, number, identity = _HEAD.unpack_from(data, position)
         if length > _MOST_BYTES or length % 8:
             raise ValueError(f"a message of {length} bytes")
-        end = at + _HEAD.size + length
+        end = position + _HEAD.size + length
         if len(data) < end:
             break
-        found.append(Message(Kind(kind), lane, number, identity, np.frombuffer(bytes(data[at + _HEAD.size : end]), "<i8")))
-        at = end
-    del data[:at]
-    return found
+        messages.append(Message(Kind(kind), lane, number, identity, np.frombuffer(bytes(data[position + _HEAD.size : end]), "<i8")))
+        position = end
+    del data[:position]
+    return messages
 
 
 class Adopter(Protocol):
@@ -119,9 +119,9 @@ class Loop:
         """Where this process listens, from now on: secret, port, place, then hosts, the likeliest first."""
         if self._listener is None:
             alone = os.environ.get("LOCAL_WORLD_SIZE", "") == os.environ.get("WORLD_SIZE", "?")  # all ranks are on this machine
-            both = socket.has_dualstack_ipv6() and not alone
-            family = socket.AF_INET6 if both else socket.AF_INET
-            self._listener = socket.create_server(("127.0.0.1" if alone else "", 0), family=family, backlog=256, dualstack_ipv6=both)
+            dual_stack = socket.has_dualstack_ipv6() and not alone
+            family = socket.AF_INET6 if dual_stack else socket.AF_INET
+            self._listener = socket.create_server(("127.0.0.1" if alone else "", 0), family=family, backlog=256, dualstack_ipv6=dual_stack)
             self._listener.setblocking(False)
             self._watch_listener()
             hosts = [] if alone else own_hosts(store_host)

@@ -220,14 +220,14 @@ class DirectoryChannel:
             return False
         return self._lead(checks[0]) if self.leader else self._follow_leader(checks)
 
-    def _why_missing(self, ranks: Sequence[int], there: Collection[str]) -> str:
+    def _why_missing(self, ranks: Sequence[int], names: Collection[str]) -> str:
         """Why these ranks will not answer; empty when they may.
 
         Args:
-            there: names of the files in the directory.
+            names: of the files in the directory.
         """
         for rank in ranks:
-            if self._left_file(rank).name in there:
+            if self._left_file(rank).name in names:
                 with contextlib.suppress(OSError):
                     why = read_input(self._left_file(rank), _LONGEST_REASON + 1, follow=False).decode("utf-8", "replace")
                     return f"rank {rank}: {why}"
@@ -270,12 +270,12 @@ class DirectoryChannel:
         return False
 
     def _lead(self, check: _Check) -> bool:
-        there = set(os.listdir(self._directory))
+        names = set(os.listdir(self._directory))
         others = [self._directory / f"{self._token}.{check.step}.rank{rank}" for rank in self.ranks[1:]]
-        missing = [rank for rank, path in zip(self.ranks[1:], others) if path.name not in there]
+        missing = [rank for rank, path in zip(self.ranks[1:], others) if path.name not in names]
         self._heard.update(set(self.ranks[1:]) - set(missing))
         if missing:
-            why = self._why_missing(missing, there)
+            why = self._why_missing(missing, names)
             if why and self._over(check, None, why):
                 for path in others:
                     with contextlib.suppress(OSError):

@@ -55,9 +55,9 @@ def _claim_place(key: tuple[Any, ...]) -> tuple[int, _Place]:
     """The lowest place that is free in this process. Two probes at a time are kept apart by it; one after the other they have the same."""
     places = _places.setdefault(key, [])
     number = next((i for i, place in enumerate(places) if place.given_up), len(places))
-    mine = _Place(places[number] if number < len(places) else None)
-    places[number : number + 1] = [mine]
-    return number, mine
+    own_place = _Place(places[number] if number < len(places) else None)
+    places[number : number + 1] = [own_place]
+    return number, own_place
 
 
 class Members:

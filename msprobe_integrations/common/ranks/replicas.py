@@ -288,14 +288,14 @@ class ReplicaCheck:
         rule, probe = self._rule, self._probe
         if not channel.leader or not (differences or rule.running):
             return
-        found = [_mismatch(channel.ranks, group.takes[d.place], group.labels[d.place], d) for d in differences]
-        found.sort(key=lambda m: m.kind != GRAD)  # what came first is said first
+        mismatches = [_mismatch(channel.ranks, group.takes[d.place], group.labels[d.place], d) for d in differences]
+        mismatches.sort(key=lambda m: m.kind != GRAD)  # what came first is said first
         compared = {
             (take.kind, take.piece.vpp_stage, take.piece.name, label)
-            for take, label, there in zip(group.takes, group.labels, taken.tolist())
-            if there
+            for take, label, is_taken in zip(group.takes, group.labels, taken.tolist())
+            if is_taken
         }
-        alerts = rule.report(step, channel.ranks[0], found, compared=compared)
+        alerts = rule.report(step, channel.ranks[0], mismatches, compared=compared)
         if not probe.closed:
             probe.pipeline.alert(alerts)
             return
@@ -314,10 +314,14 @@ class _Send(RowsEdit):
 
     def start(self, rows: _rows.Rows) -> None:
         ints = _rows.as_int64(rows)
-        there = self._places >= 0
-        at = np.where(there, self._places, 0)
-        taken = (there & (ints[at, _rows.FLAGS] & _rows.HAS_DIGEST != 0)) | (self._places == _NONE) if len(ints) else self._places == _NONE
-        digests = np.where(there, ints[at, _rows.DIGEST], 0) if len(ints) else np.zeros(len(at), np.int64)
+        has_row = self._places >= 0
+        rows_taken = np.where(has_row, self._places, 0)
+        taken = (
+            (has_row & (ints[rows_taken, _rows.FLAGS] & _rows.HAS_DIGEST != 0)) | (self._places == _NONE)
+            if len(ints)
+            else self._places == _NONE
+        )
+        digests = np.where(has_row, ints[rows_taken, _rows.DIGEST], 0) if len(ints) else np.zeros(len(rows_taken), np.int64)
         for channel, group in self._sendings:
             places = np.array([take.place for take in group.takes], np.intp)
             known = taken[places]

@@ -157,7 +157,7 @@ class PrimitiveCapture:
                 if isinstance(member, Primitive) and id(member) not in known:
                     entrance = next(c for c in type(member).__mro__ if "__call__" in vars(c))
                     known[id(member)] = (member, f"Primitive.{name}", type(member).__name__, entrance)
-        for entrance in dict.fromkeys(found[3] for found in known.values()):
+        for entrance in dict.fromkeys(primitive[3] for primitive in known.values()):
             self._patches.add(entrance, "__call__", self._handler(entrance))
 
     def remove(self) -> None:

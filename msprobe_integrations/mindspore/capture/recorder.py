@@ -99,15 +99,15 @@ class Recorder(CallRecorder):
         """A backward pass reaches a call. What leads only to inputs of which nobody wants the gradient is left out of the pass, so some
         calls never have all of theirs: they are reported when the pass ends."""
         task = watch.task
-        found = self._passes.get(task)
-        if found is None:
-            found = self._passes[task] = []
+        watches = self._passes.get(task)
+        if watches is None:
+            watches = self._passes[task] = []
             if task != -1:
                 at_end = (
                     autograd.executor.queue_backward_final_callback if autograd.available else partial(identity_ops.PASSES.at_end, task)
                 )
                 at_end(partial(self._pass_ends, task))
-        found.append(watch)
+        watches.append(watch)
 
     def _pass_ends(self, task: int) -> None:
         try:

@@ -116,8 +116,8 @@ class MindSporeConfigChecker(ConfigCheck):
             entries.of_rank("random", self.rank): {"calls": calls.record.calls(), "states": {}, "left_out": calls.record.left_out},
         }
         if with_inputs:
-            old, ours = config_tensors.inputs(args, kwargs)
-            made |= {entries.of_step("dataset", step, self.rank): ours, entries.dataset(step, self.rank): old}
+            old, own = config_tensors.inputs(args, kwargs)
+            made |= {entries.of_step("dataset", step, self.rank): own, entries.dataset(step, self.rank): old}
         if self._first:
             self._first = False
             if len(calls.record) or calls.record.on:

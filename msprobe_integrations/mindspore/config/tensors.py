@@ -28,31 +28,31 @@ def weights(cells: Sequence[Any], *, statistics: bool) -> tuple[dict[str, Any], 
     """
     wait_for_operators()
     existing: dict[str, Any] = {}
-    ours: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for number, cell in enumerate(cells):
         prefix = f"{number}:" if number else ""
         for name, parameter in named_parameters(cell):
-            ours[prefix + name] = {"kind": "parameter", **_describe_tensor(parameter)}
+            own[prefix + name] = {"kind": "parameter", **_describe_tensor(parameter)}
             if statistics and (made := _statistics(parameter, as_weight=True)) is not None:
                 existing[prefix + name] = made
-    return existing, ours
+    return existing, own
 
 
 def inputs(args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
     """(the existing tool's entry, ours) of what a cell is called with. Raises as `weights`."""
     wait_for_operators()
     args, kwargs = redaction.hide_names(args), redaction.hide_names(kwargs)
-    ours: dict[str, Any] = {}
+    own: dict[str, Any] = {}
     for tag, value in (*_leaves("args", args, 0), *_leaves("kwargs", kwargs, 0)):
         if isinstance(value, (mindspore.Tensor, np.ndarray)):
-            ours[tag] = _describe_tensor(value, samples=True)
+            own[tag] = _describe_tensor(value, samples=True)
             if (hides := redaction.active()) is not None:
-                ours[tag] = hides.facts(ours[tag]["dtype"], ours[tag])
+                own[tag] = hides.facts(own[tag]["dtype"], own[tag])
         elif value is None or isinstance(value, (bool, int, float, str)):
-            ours[tag] = redaction.argument_fact(value) or {"value": mask_setting(tag.rpartition(".")[2], value)}
+            own[tag] = redaction.argument_fact(value) or {"value": mask_setting(tag.rpartition(".")[2], value)}
         else:
-            ours[tag] = {"class": type(value).__name__}
-    return {"args": _describe_for_existing_tool(args, 0), "kwargs": _describe_for_existing_tool(dict(kwargs), 0)}, ours
+            own[tag] = {"class": type(value).__name__}
+    return {"args": _describe_for_existing_tool(args, 0), "kwargs": _describe_for_existing_tool(dict(kwargs), 0)}, own
 
 
 def _leaves(tag: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
@@ -69,17 +69,17 @@ def _leaves(tag: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
 
 
 def _describe_tensor(tensor: Any, samples: bool = False) -> dict[str, Any]:
-    found: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).lower(), "digest": None}
+    described: dict[str, Any] = {"shape": list(tensor.shape), "dtype": str(tensor.dtype).lower(), "digest": None}
     try:
         data = _bits(tensor)
-        found["digest"] = f"{digest_array(data):016x}"
+        described["digest"] = f"{digest_array(data):016x}"
         if samples:
             several = data.ndim > 0 and 0 < data.shape[0] <= _MOST_SAMPLES
-            found["samples"] = [f"{digest_array(one):016x}" for one in data] if several else []
+            described["samples"] = [f"{digest_array(part):016x}" for part in data] if several else []
     except Exception as error:  # a parameter that is not initialised yet, a type without a copy on the host
         raise_of_training(error)
-        found["unread"] = type(error).__name__
-    return found
+        described["unread"] = type(error).__name__
+    return described
 
 
 def _bits(tensor: Any) -> npt.NDArray[Any]:

@@ -91,14 +91,14 @@ class GradientProbe(GradientUpdates):
             UsageError: it is no optimizer, two parameters of one name, or no parameter of ``param_list``.
         """
         given = list(optimizer) if isinstance(optimizer, (list, tuple)) else [optimizer]
-        for one in given:
-            if not is_optimizer(one):
+        for each in given:
+            if not is_optimizer(each):
                 raise UsageError(
-                    f"monitor(): {type(one).__name__} is no optimizer; give the one that updates the network: of mindspore.nn, "
+                    f"monitor(): {type(each).__name__} is no optimizer; give the one that updates the network: of mindspore.nn, "
                     "mint.optim or experimental.optim"
                 )
-        for one in given:
-            self._views[one] = tuple(str(p.name) for p in OptimizerView(one).parameters)
+        for each in given:
+            self._views[each] = tuple(str(p.name) for p in OptimizerView(each).parameters)
         names = [name for held in self._views.values() for name in held]
         if len(set(names)) < len(names):
             twice = next(name for name in names if names.count(name) > 1)
@@ -110,9 +110,9 @@ class GradientProbe(GradientUpdates):
         if mindspore.get_context("mode") == mindspore.GRAPH_MODE:
             _log.warning("grad_probe: in GRAPH_MODE the update is a part of the graph and its gradients are not seen; use PYNATIVE_MODE")
         self._off, self._ever = False, True
-        for one in given:
-            self._undo.append(hooks.before_call(one, self._before).remove)
-            self._undo.append(hooks.after_call(one, self._after).remove)
+        for each in given:
+            self._undo.append(hooks.before_call(each, self._before).remove)
+            self._undo.append(hooks.after_call(each, self._after).remove)
         _log.info("grad_probe: gradients of %d parameters are watched, files go to %s", sum(map(self.is_listed, names)), self.root)
 
     def _before(self, optimizer: Any, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> None:

@@ -198,9 +198,9 @@ class GraphCalls:
     def _structure(self, number: int, call: GraphCall, part: int, path: notes.Path) -> Any:
         node = notes.node(number)
         if isinstance(node, TensorNode):
-            found = call.values.get((part, path))
-            if found is not None or not node.missing:
-                return found
+            value = call.values.get((part, path))
+            if value is not None or not node.missing:
+                return value
             if node.missing != "empty":
                 self._pipeline.lose(f"tensors inside compiled graphs: {node.missing}")
                 return TensorRef(-1, intern(TYPE, node.dtype, node.shape, None, "cpu"))
@@ -239,9 +239,9 @@ class GraphCalls:
             self._passes = {}
         grads = self._eager_gradients({id(call.owner): call.owner for call in calls.values()})
         made: set[str] = set()
-        for (key, passes), (info, found) in gradients.items():
-            names = [name for name in info.module._params if name in found]
-            sections: dict[str, Any] = {name: [found[name]] for name in names}
+        for (key, passes), (info, by_name) in gradients.items():
+            names = [name for name in info.module._params if name in by_name]
+            sections: dict[str, Any] = {name: [by_name[name]] for name in names}
             name = f"{info.base}.parameters_grad.{passes}"
             made.add(name)
             grads.setdefault(key, []).append(Entry(name, sections, None, -1, self._recorder.micro_step))
@@ -269,16 +269,16 @@ class GraphCalls:
         """Records of parameters' gradients that came outside of a graph (a ``jit`` function in PyNative mode) before the backward records
         that they stand beside; they are taken out of the records, to be put in again."""
         bases = {f"{info.base}.parameters_grad": key for key, info in infos.items()}
-        found: dict[int, list[Entry]] = {}
+        gradients: dict[int, list[Entry]] = {}
         rest = []
         for entry in self._pipeline.entries:
             key = bases.get(entry.name.rpartition(".")[0])
             if key is None:
                 rest.append(entry)
             else:
-                found.setdefault(key, []).append(entry)
+                gradients.setdefault(key, []).append(entry)
         self._pipeline.entries[:] = rest
-        return found
+        return gradients
 
     def _backward(self, call: GraphCall) -> Entry | None:
         if not call.gradients:
@@ -310,10 +310,10 @@ class GraphCalls:
             outer = outer.parent
         if outer is not None:
             entries = self._pipeline.entries
-            at = next((i for i in range(len(entries) - 1, -1, -1) if entries[i].name == outer.backward_name), None)
-            if at is not None:
+            position = next((i for i in range(len(entries) - 1, -1, -1) if entries[i].name == outer.backward_name), None)
+            if position is not None:
                 recorder.record(entry)
-                entries.insert(at, entries.pop())
+                entries.insert(position, entries.pop())
                 return
         recorder.record(entry)
 

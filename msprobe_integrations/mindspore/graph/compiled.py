@@ -68,15 +68,15 @@ def _tap_leaf(value, part, path, token):
         return _see_leaf(value, part, path, token)
     if way(value.dtype, value.shape) == 0 or not has_gradient(value.dtype):
         return _see_leaf(value, part, path, token)
-    here = place(part, path, value.dtype, value.ndim == 0)
+    tap_place = place(part, path, value.dtype, value.ndim == 0)
     if value.dtype == mindspore.bfloat16:
         wide = ops.cast(value, mindspore.float32)
         if value.ndim == 0:
-            return ops.cast(TAP(wide.reshape((1,)), here, token).reshape(()), mindspore.bfloat16)
-        return ops.cast(TAP(wide, here, token), mindspore.bfloat16)
+            return ops.cast(TAP(wide.reshape((1,)), tap_place, token).reshape(()), mindspore.bfloat16)
+        return ops.cast(TAP(wide, tap_place, token), mindspore.bfloat16)
     if value.ndim == 0:
-        return TAP(value.reshape((1,)), here, token).reshape(())
-    return TAP(value, here, token)
+        return TAP(value.reshape((1,)), tap_place, token).reshape(())
+    return TAP(value, tap_place, token)
 
 
 def _make_reporting_level(inner):

@@ -102,20 +102,20 @@ def forget_graphs(cells: Sequence[Any]) -> int:
     """Have everything compiled again that may contain one of these Cells; returns how many graphs that are at most. MindSpore's optimizers
     contain none; what else a compiled function calls is known to nobody."""
     wanted = {id(cell) for cell in cells}
-    found = 0
+    count = 0
     for made in gc.get_objects():
         if not isinstance(type(made), type) or not issubclass(type(made), nn.Cell):
             continue
         cache = made.__dict__.get("compile_cache") if hasattr(made, "__dict__") else None
         if cache and any(id(cell) in wanted for _, cell in made.cells_and_names()):
-            found += len(cache)
+            count += len(cache)
             cache.clear()
     functions: set[str] = getattr(api_module(), "ms_compile_cache", set())
     forgotten = [phase for phase in functions if not phase.startswith(_OPTIMIZERS)]
     if forgotten:
-        found += len(forgotten)
+        count += len(forgotten)
         functions.difference_update(forgotten)
         executor = getattr(api_module(), "_pynative_executor", None)
         if executor is not None:
             executor.clear_res()  # it keeps what it has differentiated
-    return found
+    return count

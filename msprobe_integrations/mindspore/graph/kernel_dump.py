@@ -168,10 +168,10 @@ class KernelCapture:
         _log.warning("level L2: files of kernels still grow after %.0f s; what is not whole is left out", _LONGEST)
 
     def _collect_files(self, *, wanted: bool) -> None:
-        found = {path: self._files(path) for path in self._new()}
-        directories = [path for path, files in found.items() if files or _is_table_of(path, self._began)]
+        files_of = {path: self._files(path) for path in self._new()}
+        directories = [path for path, files in files_of.items() if files or _is_table_of(path, self._began)]
         self._done.update(directories)
-        files = in_order(file for path in directories for file in found[path])
+        files = in_order(file for path in directories for file in files_of[path])
         if wanted:
             for call in kernel_calls(files):
                 sections = {"input_args": [self._row(file) for file in call.inputs], "output": [self._row(file) for file in call.outputs]}
@@ -272,16 +272,16 @@ def install(dump: DumpSettings, root: Path) -> None:
     """
     path = root / FILE
     made = json.dumps(content(dump, root), indent=2).encode()
-    there = os.environ.get(VARIABLE)
-    if there and Path(there) != path:
+    configured = os.environ.get(VARIABLE)
+    if configured and Path(configured) != path:
         raise UsageError(
-            f"level L2 has MindSpore dump its kernels, and {VARIABLE} is set already, to {there}: MindSpore reads one file only; "
+            f"level L2 has MindSpore dump its kernels, and {VARIABLE} is set already, to {configured}: MindSpore reads one file only; "
             "unset it, or leave level L2"
         )
     if str(_jit_level()) == "O2":
         raise UsageError("level L2 works with jit_level O0 and O1; with O2 MindSpore's graphs have no kernels of their own")
     if graphs := compiled_graphs():
-        if there and path.is_file() and path.read_bytes() == made:
+        if configured and path.is_file() and path.read_bytes() == made:
             return
         raise UsageError(
             f"level L2: {graphs} graphs were compiled already, and MindSpore reads {path} with the first one only; "

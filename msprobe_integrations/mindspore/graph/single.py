@@ -78,8 +78,8 @@ def save_grad(save_dir: str, name: str, data: Any) -> Any:
     tap = _inner_ops.CellBackwardHook(name, _Owner(), hooks)
     tap.register_backward_pre_hook()
     _taps.append((tap, hooks))
-    found = tap((data,))
-    return found[0] if isinstance(found, tuple) else found
+    tapped = tap((data,))
+    return tapped[0] if isinstance(tapped, tuple) else tapped
 
 
 class _Owner:

@@ -130,11 +130,11 @@ class Watch(GradientWatch):
         actions: dict[int, list[Action]] = {}
         roots: list[int] = []
         for slot, output in enumerate(outputs):
-            found = edge(output)
-            if found is not None:
-                nodes[found[0]] = found[2]
-                actions.setdefault(found[0], []).append((True, found[1], slot))
-                roots.append(found[0])
+            output_edge = edge(output)
+            if output_edge is not None:
+                nodes[output_edge[0]] = output_edge[2]
+                actions.setdefault(output_edge[0], []).append((True, output_edge[1], slot))
+                roots.append(output_edge[0])
         if not roots:
             return False
         targets: dict[tuple[int, int], int] = {}

@@ -175,7 +175,7 @@ class CollectiveWatch(CollectiveSamples):
         call = _Call(name, number, site, group, self.micro_step(), args, kwargs, writes)
         # what lies in memory that another rank's broadcast comes to is no number of the training
         if self.inputs and not (name == "broadcast" and facts.get("root", self.rank()) != self.rank()):
-            given = [a for i, a in enumerate(args) if i != left_out]
+            given = [argument for i, argument in enumerate(args) if i != left_out]
             self._add_samples(call, "pre", [*given, *kwargs.values()])
         return call
 

@@ -89,10 +89,10 @@ class MindSporeProbe(Probe):
         chunks = [models] if is_model(models) else list(models) if isinstance(models, (list, tuple)) else []
         if not chunks or not all(is_model(chunk) for chunk in chunks):
             raise UsageError(f"attach: the network is of type {type(models).__name__}; give the nn.Cell, or a list of them")
-        for one in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
-            if one is not None and not is_optimizer(one) and not is_adapter_optimizer(one):
+        for each in optimizer if isinstance(optimizer, (list, tuple)) else [optimizer]:
+            if each is not None and not is_optimizer(each) and not is_adapter_optimizer(each):
                 raise UsageError(
-                    f"attach: the optimizer is of type {type(one).__name__}; allowed: an optimizer of mindspore.nn, mint.optim or "
+                    f"attach: the optimizer is of type {type(each).__name__}; allowed: an optimizer of mindspore.nn, mint.optim or "
                     "experimental.optim, or a Cell with 'parameters' that is called with their gradients"
                 )
         return chunks

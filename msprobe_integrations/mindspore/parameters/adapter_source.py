@@ -46,11 +46,11 @@ class AdapterView(OptimizerView):
         return {name: state for name, state in found.items() if numel_of(state) == numel_of(parameter)}
 
     def hyper(self, parameter: Any) -> dict[str, Any]:
-        group: Mapping[str, Any] = next((g for g in self.optimizer.param_groups if any(one is parameter for one in g["params"])), {})
-        found = {name: value for name, value in group.items() if name != "params"}
-        step = self._of(parameter).get("step", found.get("step"))
-        found["algorithm"], found["optimizer"] = algorithm_of(self.optimizer, group), self.name
-        return found if step is None else {**found, "step": step}
+        group: Mapping[str, Any] = next((g for g in self.optimizer.param_groups if any(member is parameter for member in g["params"])), {})
+        numbers = {name: value for name, value in group.items() if name != "params"}
+        step = self._of(parameter).get("step", numbers.get("step"))
+        numbers["algorithm"], numbers["optimizer"] = algorithm_of(self.optimizer, group), self.name
+        return numbers if step is None else {**numbers, "step": step}
 
     def learning_rate(self) -> Any:
         """Of the first group."""

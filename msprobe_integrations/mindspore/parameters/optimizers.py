@@ -75,7 +75,7 @@ class OptimizerView:
         parameters = self.parameters
         words = STATES.get(self.name, {})
         without = {"max_exp_avg_sq"} if not self._read_setting("amsgrad", "use_amsgrad") else set()
-        found: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in parameters}
+        states: dict[int, dict[str, Any]] = {id(parameter): {} for parameter in parameters}
         for attribute, value in vars(self.optimizer).items():
             if attribute.startswith("_") or not isinstance(value, (tuple, list)) or len(value) != len(parameters):
                 continue
@@ -83,49 +83,49 @@ class OptimizerView:
                 if isinstance(state, Parameter) and state is not parameter and state.name.endswith(f".{parameter.name}"):
                     name = words.get(attribute, attribute)
                     if name not in without:
-                        found[id(parameter)][name] = state
-        return found
+                        states[id(parameter)][name] = state
+        return states
 
     def hyper(self, parameter: Any) -> dict[str, Any]:
         """The parameter's own group, ``algorithm`` (``""``: unknown) and ``optimizer`` (name of the class)."""
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         groups = getattr(self.optimizer, "param_groups", None)
         if groups:
             if id(parameter) not in self._groups:
-                self._groups = {id(one): i for i, group in enumerate(groups) for one in group["params"]}
+                self._groups = {id(member): i for i, group in enumerate(groups) for member in group["params"]}
             group = groups[self._groups[id(parameter)]] if id(parameter) in self._groups else {}
-            found = {key: value for key, value in group.items() if key != "params"}
-        found["algorithm"] = _ALGORITHMS.get(self.name, "")
-        found["optimizer"] = type(self.optimizer).__name__
+            numbers = {key: value for key, value in group.items() if key != "params"}
+        numbers["algorithm"] = _ALGORITHMS.get(self.name, "")
+        numbers["optimizer"] = type(self.optimizer).__name__
         try:
-            if found.get("betas") is not None:
-                if found["algorithm"]:
-                    found["step"] = _number(need(self.optimizer, "state_step", for_=_UPDATES))
+            if numbers.get("betas") is not None:
+                if numbers["algorithm"]:
+                    numbers["step"] = _number(need(self.optimizer, "state_step", for_=_UPDATES))
             elif isinstance(self.optimizer, mindspore.nn.Optimizer):  # settings are attributes
-                self._of_nn(found)
+                self._of_nn(numbers)
         except MissingNameError:
-            found["algorithm"] = ""
-        return found
+            numbers["algorithm"] = ""
+        return numbers
 
-    def _of_nn(self, found: dict[str, Any]) -> None:
+    def _of_nn(self, numbers: dict[str, Any]) -> None:
         optimizer = self.optimizer
-        found["step"] = step = _number(need(optimizer, "global_step", for_=_UPDATES))
+        numbers["step"] = step = _number(need(optimizer, "global_step", for_=_UPDATES))
         if self.name == "AdamWeightDecay":
-            found.update(bias_correction=False, eps=_number(optimizer.eps))
+            numbers.update(bias_correction=False, eps=_number(optimizer.eps))
         elif self.name == "Adam":
             betas = _number(optimizer.beta1), _number(optimizer.beta2)
             # lr sqrt(1 - b2**t) / (1 - b1**t) m / (sqrt(v) + eps), which is Adam with another epsilon
             eps = _number(optimizer.eps) / max(1.0 - betas[1] ** max(step, 1.0), 1e-30) ** 0.5
-            found.update(betas=betas, eps=eps, amsgrad=bool(need(optimizer, "use_amsgrad", for_=_UPDATES)))
+            numbers.update(betas=betas, eps=eps, amsgrad=bool(need(optimizer, "use_amsgrad", for_=_UPDATES)))
             if need(optimizer, "use_nesterov", for_=_UPDATES):
-                found["algorithm"] = ""
+                numbers["algorithm"] = ""
         elif self.name in ("SGD", "Momentum"):
             nesterov = bool(need(optimizer, "nesterov", "use_nesterov", for_=_UPDATES))
-            found.update(momentum=_number(need(optimizer, "momentum", for_=_UPDATES)), nesterov=nesterov)
-            if found["nesterov"] or (not found["momentum"] and self._changes_gradients()):
-                found["algorithm"] = ""
+            numbers.update(momentum=_number(need(optimizer, "momentum", for_=_UPDATES)), nesterov=nesterov)
+            if numbers["nesterov"] or (not numbers["momentum"] and self._changes_gradients()):
+                numbers["algorithm"] = ""
         elif self.name == "Adagrad" and self._changes_gradients():
-            found["algorithm"] = ""
+            numbers["algorithm"] = ""
 
     def _changes_gradients(self) -> bool:
         """Weight decay, centralization and loss scale of mindspore.nn are a part of the update: it is not made of the gradients that are

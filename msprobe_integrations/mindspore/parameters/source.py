@@ -272,7 +272,7 @@ class MovedCheck:
 
     def _alert(self, names: list[str]) -> Alert:
         optimizer = type(self._view.optimizer)
-        what = f"{optimizer.__module__.rpartition('.')[0] or optimizer.__module__}.{optimizer.__name__}"
+        kind = f"{optimizer.__module__.rpartition('.')[0] or optimizer.__module__}.{optimizer.__name__}"
         why = "look at the learning rate, at frozen weights and at what the optimizer is called with"
         if optimizer.__module__.startswith("mindspore.mint.optim") and str(mindspore.get_context("device_target")) == "CPU":
             why = (
@@ -280,7 +280,7 @@ class MovedCheck:
                 "mindspore.experimental.optim there"
             )
         text = (
-            f"{what} has made {self._same} updates and no weight has moved ({len(names)} looked at, all with gradients, '{names[0]}' first)"
+            f"{kind} has made {self._same} updates and no weight has moved ({len(names)} looked at, all with gradients, '{names[0]}' first)"
         )
         step, rank = self._probe.step, self._probe.backend.rank() or 0
         message = f"rank {rank}, step {step}: {text}: {why}"

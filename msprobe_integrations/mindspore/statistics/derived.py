@@ -63,19 +63,19 @@ class PairRows(PairReducer):
         step, row = self._step, -1
         try:
             a, b = memory_of(pair.a), memory_of(pair.b)
-            for one in (a, b):
-                if one.code not in pairs.CODES:
-                    return self._without(a.description, f"no pair kernel: {one.description.dtype}")
-                if not one.pointer:
+            for memory in (a, b):
+                if memory.code not in pairs.CODES:
+                    return self._without(a.description, f"no pair kernel: {memory.description.dtype}")
+                if not memory.pointer:
                     return self._without(a.description, "not initialised")
             if a.numel != b.numel:
                 return self._without(a.description, "pair of different sizes")
-            first, second = a.pack(), b.pack()
+            packed_a, packed_b = a.pack(), b.pack()
             made = "Float64" if host_kernel.CODES["float64"] in (a.code, b.code) else "Float32"
             row = next(step.numbers)
             c = (float(pair.c[0]), float(pair.c[1]), float(pair.c[2]))
             address, want = step.host.address(row), self._want & _WITHOUT
-            pairs.reduce(pair.op, first.pointer, a.code, second.pointer, b.code, a.numel, address, want, c)
+            pairs.reduce(pair.op, packed_a.pointer, a.code, packed_b.pointer, b.code, a.numel, address, want, c)
             return TensorRef(row, intern(*a.description._replace(dtype=made)))
         except Exception as error:
             if is_of_training(error):
@@ -98,8 +98,8 @@ class PairRows(PairReducer):
             if memory.code < 0 or not memory.pointer:
                 why = "not initialised" if memory.code >= 0 else f"no kernel: {memory.description.dtype}"
                 return self._without(memory.description, why).row
-            found = histograms.count(memory.pointer, memory.description.shape, memory.steps(), memory.code, kind)
-            return self._write_rows(histograms.to_rows(found, memory.numel))
+            counts = histograms.count(memory.pointer, memory.description.shape, memory.steps(), memory.code, kind)
+            return self._write_rows(histograms.to_rows(counts, memory.numel))
         except Exception as error:
             if is_of_training(error):
                 raise
@@ -110,7 +110,7 @@ class PairRows(PairReducer):
         pair = ratio_pair(self.tensors, "adam", states, hyper)
         if pair is None:
             return -1
-        a, b = (npy.array_of(one).astype(np.float32).reshape(-1) for one in (pair.a, pair.b))
+        a, b = (npy.array_of(tensor).astype(np.float32).reshape(-1) for tensor in (pair.a, pair.b))
         values = pairs.values(pairs.RATIO, a, b, (float(pair.c[0]), float(pair.c[1]), eps))
         return self._write_rows(histograms.to_rows(histograms.count_values(values, kind), values.size))
 

@@ -51,17 +51,17 @@ def takes(tensor: Any, device: str, dtype: str, want: int) -> bool:
     """
     if device in HOSTS or want & _NEED_BYTES or (dtype not in _FLOATS and dtype not in _INTEGERS):
         return False
-    found = _trusted.get((device, dtype))
-    if found is None:
+    trusted = _trusted.get((device, dtype))
+    if trusted is None:
         tensor.data_ptr()  # from here on an error is not of an operator that came before
         problem = _problem(tensor.dtype, dtype in _INTEGERS)
-        found = _trusted[(device, dtype)] = not problem
+        trusted = _trusted[(device, dtype)] = not problem
         if problem:
             warn_once(
                 f"{dtype} on {device}",
                 f"statistics of {dtype} tensors on '{device}' are taken on the host, which waits for every one of them: {problem}",
             )
-    return found
+    return trusted
 
 
 def _problem(dtype: Any, integers: bool) -> str:
@@ -109,28 +109,28 @@ def _piece(flat: Any, integers: bool, want: int) -> Any:
         wide = _cast(flat, mindspore.int64)
         half, low = mindspore.Tensor(32, mindspore.int64), mindspore.Tensor(0xFFFFFFFF, mindspore.int64)
         limits = [_reshape(limit(wide, ()), (1,)) for limit in (_least, _most)]
-        for at, part in enumerate(part for limit in limits for part in (_shift(limit, half), _and(limit, low))):
-            words[_LIMITS + at] = _reshape(_cast(part, mindspore.float64), ())
+        for word_number, part in enumerate(part for limit in limits for part in (_shift(limit, half), _and(limit, low))):
+            words[_LIMITS + word_number] = _reshape(_cast(part, mindspore.float64), ())
     return _stack([_reshape(word, ()) for word in words])
 
 
-def _words_of(found: Rows, numel: int, integers: bool, want: int) -> Rows:
+def _words_of(pieces: Rows, numel: int, integers: bool, want: int) -> Rows:
     """The rows of a tensor's pieces ([k, 16] float64 on the host), merged to one, [1, 16]."""
-    out = _rows.empty(len(found))
+    out = _rows.empty(len(pieces))
     ints = _rows.as_int64(out)
     for place, word in _DOUBLE.items():
-        out[:, place] = found[:, word]
+        out[:, place] = pieces[:, word]
     for place, word in _COUNTS.items():
-        ints[:, place] = found[:, word]
+        ints[:, place] = pieces[:, word]
     if want & host_kernel.WANT_MOMENTS:
-        out[:, _rows.SUM3 : _rows.SUM4 + 1] = found[:, _SUM3 : _SUM4 + 1]
+        out[:, _rows.SUM3 : _rows.SUM4 + 1] = pieces[:, _SUM3 : _SUM4 + 1]
     if want & host_kernel.WANT_BELOW:
-        ints[:, _rows.BELOW] = found[:, _BELOW]
+        ints[:, _rows.BELOW] = pieces[:, _BELOW]
     ints[:, _rows.FLAGS] = _rows.WRITTEN | host_kernel.wanted_flags(want) | (_rows.HAS_INTEGERS if integers else 0)
     if integers:
-        halves = found[:, _LIMITS : _LIMITS + 4].astype(np.int64)
+        halves = pieces[:, _LIMITS : _LIMITS + 4].astype(np.int64)
         ints[:, _rows.IMIN], ints[:, _rows.IMAX] = (halves[:, 0] << 32) | halves[:, 1], (halves[:, 2] << 32) | halves[:, 3]
-    ints[:, _rows.COUNT] = [min(PIECE, numel - at * PIECE) for at in range(len(found))]
+    ints[:, _rows.COUNT] = [min(PIECE, numel - number * PIECE) for number in range(len(pieces))]
     return reduce(_rows.merge, [out[i : i + 1] for i in range(len(out))])
 
 
@@ -173,8 +173,8 @@ class DeviceRows:
 
     def scatter(self, out: Rows) -> None:
         """Put the rows to their places in the step's rows, after `send`. Waits for the copy."""
-        found: Rows = np.asarray(self._table.asnumpy(), np.float64)
-        at = 0
+        table: Rows = np.asarray(self._table.asnumpy(), np.float64)
+        start = 0
         for row, numel, integers, want, pieces in self._made:
-            out[row] = _words_of(found[at : at + len(pieces)], numel, integers, want)
-            at += len(pieces)
+            out[row] = _words_of(table[start : start + len(pieces)], numel, integers, want)
+            start += len(pieces)

@@ -62,16 +62,16 @@ def describe_memory(tensor: Any) -> Look:
         device = _device_of(tensor)
     except TypeError:  # no tensor of MindSpore, but something that describes one
         device = getattr(tensor, "device", "CPU")
-    found = _known.get((dtype, shape, device))
-    if found is None:
+    look = _known.get((dtype, shape, device))
+    if look is None:
         if len(_known) > LIMIT:
             _known.clear()
         text, whole = str(dtype), tuple(int(n) for n in shape)
         numel = -1 if any(n < 0 for n in whole) else math.prod(whole)
         place = str(device).lower()
-        found = intern(TYPE, text, whole, None, "cpu" if place in ("", "none") else place), numel, KERNEL.get(text, NO_CODE)
-        _known[(dtype, shape, device)] = found
-    return found
+        look = intern(TYPE, text, whole, None, "cpu" if place in ("", "none") else place), numel, KERNEL.get(text, NO_CODE)
+        _known[(dtype, shape, device)] = look
+    return look
 
 
 def describe(tensor: Any) -> TensorDescription:

@@ -83,11 +83,11 @@ def from_bytes(data: bytes | bytearray | memoryview, dtype: str, shape: Sequence
     if len(data) != size * int(np.prod(whole, dtype=np.int64)):
         raise DumpFormatError(f"{len(data)} bytes are no tensor of {dtype} and shape {list(whole)}")
     raw = np.frombuffer(bytearray(data), np.uint8)
-    found = decoder(dtype)
-    if found is None or found.values is not None or dtype == "Int4":
+    decoding = decoder(dtype)
+    if decoding is None or decoding.values is not None or dtype == "Int4":
         # A tensor of a type that numpy does not have: its memory is made, then filled
         made = mindspore.Tensor(np.zeros(whole, np.float32), kind)
         if raw.size:
             np.ctypeslib.as_array((ctypes.c_uint8 * raw.size).from_address(memory_of(made).pointer))[:] = raw
         return made
-    return mindspore.Tensor(raw.view(found.words).reshape(whole))
+    return mindspore.Tensor(raw.view(decoding.words).reshape(whole))

@@ -66,10 +66,10 @@ def keep_failures(
     """
 
     def check_call(name: str, record: Mapping[str, Any], backward: Mapping[str, Any] | None) -> CallResult:
-        found = check(name, record, backward)
-        if work.error_data and not found.result.passed:
-            _save(Path(work.error_data), name, ((part, file_of(value)) for part, value in found.data.items()))
-        return found.result
+        checked = check(name, record, backward)
+        if work.error_data and not checked.result.passed:
+            _save(Path(work.error_data), name, ((part, file_of(value)) for part, value in checked.data.items()))
+        return checked.result
 
     return check_call
 

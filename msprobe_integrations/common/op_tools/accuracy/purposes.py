@@ -62,8 +62,8 @@ def purpose(api: str, place: tuple[int | str, ...], args: Any) -> Purpose:
         return Purpose() if accumulates else Purpose(UNIQUE, axis if type(axis) is int else -1)
     if (api in _TAKE and first in (1, "indices")) or (api == "index_select" and first in (2, "index")):
         return Purpose(DISTINCT)
-    found = _PLACES.get(api, {}).get(first) or (_NAMED.get(first) if isinstance(first, str) else None)
-    return Purpose(found or PLAIN)
+    known = _PLACES.get(api, {}).get(first) or (_NAMED.get(first) if isinstance(first, str) else None)
+    return Purpose(known or PLAIN)
 
 
 def _value(item: Any) -> Any:

@@ -132,8 +132,8 @@ class Checker:
             incoming = self._arguments.gradients(name, backward)
             positional = [place for place, tensor in places_of(args) if str(tensor.dtype) in FLOATS]
             named = [place for place, tensor in places_of(kwargs) if str(tensor.dtype) in FLOATS]
-            there = backward.get("output")
-            slots = there if isinstance(there, list) and len(there) >= len(positional) else [{}] * len(positional)
+            recorded = backward.get("output")
+            slots = recorded if isinstance(recorded, list) and len(recorded) >= len(positional) else [{}] * len(positional)
             wanted = tuple(place for place, item in zip((*positional, *named), slots) if item is not None)
         return Call(name, api.function, args, kwargs, wanted, incoming)
 
@@ -180,26 +180,28 @@ def _judge_results(
     inputs = [array_of(value) for value in leaves_of([list(call.args), dict(call.kwargs)])]
     data: dict[str, Any] = {f"forward.input.{n}": value for n, value in enumerate(inputs)}
 
-    def compare_result(name: str, part: str, n: int, b: Any, d: Any, near: Sequence[Any]) -> TensorResult:
-        data[f"{part}.bench.{n}"], data[f"{part}.device.{n}"] = array_of(b), array_of(d)
+    def compare_result(name: str, part: str, n: int, golden: Any, target: Any, near: Sequence[Any]) -> TensorResult:
+        data[f"{part}.bench.{n}"], data[f"{part}.device.{n}"] = array_of(golden), array_of(target)
         arrays = [array_of(other) for other in near if other is not None]
-        sides = array_of(b), array_of(d), kind_of(b), kind_of(d)
+        sides = array_of(golden), array_of(target), kind_of(golden), kind_of(target)
         return judge(api, f"{call.name}.{name}", *sides, changed=arrays, input_dtype=unit, integer_step=integer_step)
 
     problems = [remark] if remark else []
     if len(bench.outputs) != len(device.outputs):
         problems.append(f"the bench has {len(bench.outputs)} outputs, the device {len(device.outputs)}")
     forward = [
-        compare_result(f"forward.output.{n}", "forward.output", n, b, d, [other.outputs[n] for other in changed if n < len(other.outputs)])
-        for n, (b, d) in enumerate(zip(bench.outputs, device.outputs))
-        if b is not None and d is not None
+        compare_result(
+            f"forward.output.{n}", "forward.output", n, golden, target, [other.outputs[n] for other in changed if n < len(other.outputs)]
+        )
+        for n, (golden, target) in enumerate(zip(bench.outputs, device.outputs))
+        if golden is not None and target is not None
     ]
     data |= {f"backward.input.{n}": array_of(value) for n, value in enumerate(call.gradients)}
     problems += list(dict.fromkeys(filter(None, (bench.problem, device.problem))))
     back = [
-        compare_result(f"backward.output.{n}", "backward.output", n, b, d, [other.gradients.get(place) for other in changed])
+        compare_result(f"backward.output.{n}", "backward.output", n, golden, target, [other.gradients.get(place) for other in changed])
         for n, place in enumerate(call.wanted)
-        if (b := bench.gradients.get(place)) is not None and (d := device.gradients.get(place)) is not None
+        if (golden := bench.gradients.get(place)) is not None and (target := device.gradients.get(place)) is not None
     ]
     results = (*forward, *back)
     messages = [*problems, *(f"{r.name.removeprefix(call.name + '.')}: {r.message}" for r in results if r.message)]

@@ -183,14 +183,14 @@ def _backward(outputs: Sequence[Any], leaves: dict[Place, Any], call: Call, side
     if not pairs:
         raise CannotRun("the dump has no gradient for it")
     incoming = [_wide(gradient, side, f"{call.name} gradient {n}").astype(root.dtype) for n, (root, gradient) in enumerate(pairs)]
-    found = run_backward(
+    gradients = run_backward(
         tuple(root for root, _ in pairs), tuple(incoming), False, False, tuple(leaves.values()), True, accumulate_grad=False
     )
-    for gradient in found:
+    for gradient in gradients:
         if gradient is not None:
             gradient.asnumpy()
     autograd.executor.sync()
-    return dict(zip(leaves, found))
+    return dict(zip(leaves, gradients))
 
 
 def _clear_failures() -> None:

@@ -119,14 +119,14 @@ class Checker:
             (args, kwargs), change = self._perturb_arguments(arguments)
             try:
                 again = [tensor for tensor in tensors_of(api.function(*args, **kwargs)) if kind(tensor)]
-                found = [values_of(tensor) for tensor in again]
+                values = [values_of(tensor) for tensor in again]
             except Exception as error:
                 raise_of_training(error)
                 _forget()
                 raise Unperturbed(f"no second run ({type(error).__name__})") from None
         if len(results) != len(again):
             raise Unperturbed("results of other shapes")
-        self._judge_results(base, name, list(zip(results, originals, again, found)), change, range(len(results)))
+        self._judge_results(base, name, list(zip(results, originals, again, values)), change, range(len(results)))
 
     def _judge_results(self, base: str, name: str, read: list[tuple[Any, ...]], change: float, places: Sequence[int]) -> None:
         """Compare results, each with its values and those of the second run; write what is not consistent."""
@@ -206,7 +206,7 @@ class Checker:
             results = _vjp(call.api, call.arguments)
             made, change = self._perturb_arguments(call.arguments)
             again = _vjp(call.api, made)
-            pairs = {at: pair for at, pair in enumerate(zip(results, again)) if pair[0] is not None and pair[1] is not None}
+            pairs = {position: pair for position, pair in enumerate(zip(results, again)) if pair[0] is not None and pair[1] is not None}
             if not pairs:
                 raise Unperturbed("no gradients")
             read = [(old, values_of(old), new, values_of(new)) for old, new in pairs.values()]
@@ -281,7 +281,7 @@ def _vjp(api: Api, arguments: Any) -> list[Any]:
             raise Unperturbed("no float result")
         ones = tuple(mindspore.Tensor(np.ones(tuple(tensor.shape), np.float32), tensor.dtype) for tensor in results)
         run = mindspore._c_expression.run_backward
-        found = run(tuple(results), ones, False, False, tuple(inputs), True, accumulate_grad=False)
+        gradients = run(tuple(results), ones, False, False, tuple(inputs), True, accumulate_grad=False)
     finally:
         autograd.executor.set_grad_flag(recorded)
-    return list(found)
+    return list(gradients)

@@ -82,8 +82,8 @@ def spread(count: int, low: float, high: float, spec: dict[str, Any], random: np
     if high > low and math.isfinite(mean) and math.isfinite(norm):
         center, variance = (mean - low) / (high - low), (norm * norm / count - mean * mean) / (high - low) ** 2
         if 0 < center < 1 and 0 < variance < center * (1 - center):
-            both = center * (1 - center) / variance - 1
-            return random.beta(max(center * both, 1e-3), max((1 - center) * both, 1e-3), count)
+            concentration = center * (1 - center) / variance - 1
+            return random.beta(max(center * concentration, 1e-3), max((1 - center) * concentration, 1e-3), count)
     return random.random(count)
 
 
@@ -147,7 +147,7 @@ def run(
         mindspore.set_seed(case["seed"])
         result = call(**arguments, dtype=dtype, device=None)
         outputs = leaves(result if result is not None else next(iter(arguments.values())))
-        found = {f"output.{n}": leaf for n, leaf in enumerate(outputs) if leaf is not None}
+        results = {f"output.{n}": leaf for n, leaf in enumerate(outputs) if leaf is not None}
         if case["wanted"]:
             roots = [leaf for leaf in outputs if isinstance(leaf, mindspore.Tensor) and str(leaf.dtype) in FLOAT_NAMES]
             ones = {n: mindspore.Tensor(np.ones(root.shape, np.float32), root.dtype) for n, root in enumerate(roots)}
@@ -156,11 +156,11 @@ def run(
             sources = tuple(arguments[name] for name in case["wanted"])
             passed = (tuple(roots[n] for n in heads), tuple(heads.values()), False, False, sources, True)
             gradients = mindspore._c_expression.run_backward(*passed, accumulate_grad=False)
-            found.update({f"gradient of {name}": g for name, g in zip(case["wanted"], gradients) if g is not None})
-        for leaf in found.values():
+            results.update({f"gradient of {name}": g for name, g in zip(case["wanted"], gradients) if g is not None})
+        for leaf in results.values():
             array_of(leaf)
         executor.sync()
-        return found
+        return results
     finally:
         executor.set_grad_flag(recorded)
 
@@ -197,32 +197,32 @@ def judge_result(
         same = device == bench or (device != device and bench != bench)
         return (PASS, "", {}) if same else (ERROR, f"{device!r}, the bench has {bench!r}", {})
     kind = float_type(str(device.dtype))
-    one, other = array_of(device), array_of(bench)
-    if one.shape != other.shape:
-        return ERROR, f"the bench's result has the shape {other.shape}", {}
-    if kind is None or not one.size:
-        count = int((one != other).sum())
-        return (ERROR, f"{count} of {one.size} elements differ", {}) if count else (PASS, "", {})
-    b, d = other.astype(np.float64), one.astype(np.float64)
-    held = round_to(b, kind)
-    finite = np.isfinite(held) & np.isfinite(d)
-    wrong = ~finite & ~((held == d) | (np.isnan(held) & np.isnan(d)))
+    target, golden = array_of(device), array_of(bench)
+    if target.shape != golden.shape:
+        return ERROR, f"the bench's result has the shape {golden.shape}", {}
+    if kind is None or not target.size:
+        count = int((target != golden).sum())
+        return (ERROR, f"{count} of {target.size} elements differ", {}) if count else (PASS, "", {})
+    wide_golden, wide_target = golden.astype(np.float64), target.astype(np.float64)
+    held = round_to(wide_golden, kind)
+    finite = np.isfinite(held) & np.isfinite(wide_target)
+    wrong = ~finite & ~((held == wide_target) | (np.isnan(held) & np.isnan(wide_target)))
     if wrong.any():
-        at = int(wrong.reshape(-1).argmax())
-        return ERROR, f"NaN and Inf: {int(wrong.sum())} elements disagree, the first at {at}", {}
-    size = np.where(finite, np.abs(b), 0.0)
-    error = np.abs(np.where(finite, d - b, 0.0))
+        position = int(wrong.reshape(-1).argmax())
+        return ERROR, f"NaN and Inf: {int(wrong.sum())} elements disagree, the first at {position}", {}
+    size = np.where(finite, np.abs(wide_golden), 0.0)
+    error = np.abs(np.where(finite, wide_target - wide_golden, 0.0))
     measures = {"max abs": float(error.max()), "max rel": float((error / np.maximum(size, kind.normal)).max())}
     if case["standard"] == "binary_consistency" and direction == "forward":
-        count = int((finite & (held != d)).sum())
+        count = int((finite & (held != wide_target)).sum())
         return (ERROR, f"{count} elements differ; this API moves values, and changes none", measures) if count else (PASS, "", measures)
     changed = [array_of(each).astype(np.float64) for each in near if isinstance(each, mindspore.Tensor) and each.shape == bench.shape]
-    found = measure(b, d, kind, changed, max(unit or kind.round_off, 2.0**-52), finite)
-    measures["units"] = found.units
-    return (*by_condition(found, kind, unit, case, direction), measures)
+    measured = measure(wide_golden, wide_target, kind, changed, max(unit or kind.round_off, 2.0**-52), finite)
+    measures["units"] = measured.units
+    return (*by_condition(measured, kind, unit, case, direction), measures)
 
 
-def by_condition(found: Measured, kind: FloatType, unit: float, case: dict[str, Any], direction: str) -> tuple[str, str]:
+def by_condition(measured: Measured, kind: FloatType, unit: float, case: dict[str, Any], direction: str) -> tuple[str, str]:
     """Status and reason."""
     own, loose = kind.round_off / internal(kind).round_off, HIDDEN if case["hidden"] or case["signs"] else 1.0
     loose = LONG_SUMS if kind.name == "float32" and direction == "backward" and case.get("long_sums") else loose
@@ -233,13 +233,13 @@ def by_condition(found: Measured, kind: FloatType, unit: float, case: dict[str, 
         good, bearable, strict = INSIDE * own, COARSE_INSIDE * own, True
     elif own > 1:
         good, bearable = COARSE * loose * own, COARSE * own if loose == 1 else math.inf
-    bias, most = found.bias if strict else found.drift, found.most if strict or own == 1 else 0.0
+    bias, most = measured.bias if strict else measured.drift, measured.most if strict or own == 1 else 0.0
     if abs(bias) > 1 and bearable < math.inf:
         return ERROR, f"all results are too {'large' if bias > 0 else 'small'}"
-    if max(found.units, most) <= good:
+    if max(measured.units, most) <= good:
         return PASS, ""
-    status = ERROR if found.units > bearable else WARNING
-    return status, f"{max(found.units, most):.3g} times round-off and condition, at element {found.at}; up to {good:.3g} is right"
+    status = ERROR if measured.units > bearable else WARNING
+    return status, f"{max(measured.units, most):.3g} times round-off and condition, at element {measured.at}; up to {good:.3g} is right"
 
 
 COLUMNS = ("tensor", "dtype", "bench", "shape", "recorded", "max abs", "max rel", "units", "verdict", "why")
@@ -250,13 +250,13 @@ def check(case: dict[str, Any], call: Callable[..., Any], data: str, seed: int, 
     inputs, incoming = make_tensors(case, case["inputs"], data, seed), make_tensors(case, case.get("incoming", {}), data, seed)
     known = {**case["outputs"], **case.get("gradients", {})} if data == "recorded" else {}
     recorded = make_tensors(case, {name: spec for name, spec in known.items() if "file" in spec}, data, seed)
-    found = run(case, call, inputs, incoming, "")
+    results = run(case, call, inputs, incoming, "")
     bench, wide = on_bench(case, call, inputs, incoming)
     kinds = [kind.round_off for tensor in inputs.values() if (kind := float_type(str(tensor.dtype))) is not None]
     unit = max(kinds, default=0.0)
     near = [run(case, call, inputs, incoming, wide, n, unit) for n in range(2)] if wide and unit else []
     rows = []
-    for name, result in found.items():
+    for name, result in results.items():
         direction = "backward" if name.startswith("gradient of ") else "forward"
         if direction not in case["directions"]:
             continue
@@ -269,7 +269,7 @@ def check(case: dict[str, Any], call: Callable[..., Any], data: str, seed: int, 
         rows.append(row)
     if save:
         os.makedirs(save, exist_ok=True)
-        sides = {"input": inputs, "incoming": incoming, "device": found, "bench": bench}
+        sides = {"input": inputs, "incoming": incoming, "device": results, "bench": bench}
         arrays = {f"{part}.{name}": array_of(tensor) for part, tensors in sides.items() for name, tensor in tensors.items()}
         np.savez(os.path.join(save, f"{case['name']}.{seed}.npz"), **arrays)
     return rows
