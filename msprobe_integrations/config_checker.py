@@ -160,7 +160,7 @@ def _static(shell_path: Sequence[str | Path] | None, added: Sequence[str], key: 
     """Entries of what the scripts say."""
     if not shell_path:
         return {}
-    if isinstance(shell_path, (str, Path)) or not all(isinstance(one, (str, Path)) for one in shell_path):
+    if isinstance(shell_path, (str, Path)) or not all(isinstance(path, (str, Path)) for path in shell_path):
         raise UsageError(f"shell_path is {shell_path!r}; allowed: a list of paths, also for one file")
     from msprobe_engine.config.collect.pack import static_entries
     from msprobe_engine.config.launch_scripts.static import collect_static

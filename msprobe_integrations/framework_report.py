@@ -107,8 +107,8 @@ def module_of(name: str) -> ModuleType:
 
 def main(argv: Sequence[str]) -> None:
     """``MODULE FILE [import]``: write the report of a module with a table into a file."""
-    found = report(module_of(argv[0]), imports="import" in argv[2:])
-    Path(argv[1]).write_text(json.dumps(found), encoding="utf-8")
+    content = report(module_of(argv[0]), imports="import" in argv[2:])
+    Path(argv[1]).write_text(json.dumps(content), encoding="utf-8")
 
 
 if __name__ == "__main__":

@@ -91,9 +91,9 @@ def load_backend(name: str) -> Backend:
 @functools.cache
 def _maker(name: str) -> Callable[[], Backend]:
     """Looked up once: it reads the metadata of every installed package, and readers of a dump ask for each tensor."""
-    found: Sequence[Any] = [e for e in entry_points(group="msprobe.backends") if e.name == name]
-    if not found:
+    matching: Sequence[Any] = [e for e in entry_points(group="msprobe.backends") if e.name == name]
+    if not matching:
         known = sorted({e.name for e in entry_points(group="msprobe.backends")})
         raise UsageError(f"backend '{name}' is not registered; registered: {', '.join(known) or 'none (is msprobe installed?)'}")
-    maker: Callable[[], Backend] = found[0].load()
+    maker: Callable[[], Backend] = matching[0].load()
     return maker

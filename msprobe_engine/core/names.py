@@ -176,15 +176,15 @@ def check_file_name(name: str, where: str) -> str:
     return name
 
 
-def check_file_names(found: Collection[str], where: str) -> None:
+def check_file_names(names: Collection[str], where: str) -> None:
     """`check_file_name` for thousands at once.
 
     Raises:
         DumpFormatError: one of them could point outside its directory.
     """
-    short = max(map(len, found), default=0) <= 1024
-    if not short or not all(map(str.strip, found, repeat("."))) or _FORBIDDEN.search("".join(found)):
-        for name in found:
+    short = max(map(len, names), default=0) <= 1024
+    if not short or not all(map(str.strip, names, repeat("."))) or _FORBIDDEN.search("".join(names)):
+        for name in names:
             check_file_name(name, where)
 
 

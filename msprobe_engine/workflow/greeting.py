@@ -155,8 +155,8 @@ def _version(name: str) -> str | None:
         return None
 
 
-def _list(found: dict[str, str]) -> str:
-    return ", ".join(f"{name} {version}" for name, version in found.items())
+def _list(versions: dict[str, str]) -> str:
+    return ", ".join(f"{name} {version}" for name, version in versions.items())
 
 
 def _limits() -> list[str]:

@@ -237,13 +237,13 @@ class EngineObserver(LoopObserver):
     def _before_update(self, engine: Any) -> dict[str, Any]:
         """Numbers that the update is made with: DeepSpeed moves on to the next ones in it."""
         step, skipped = getattr(engine, "global_steps", -1), getattr(engine, "skipped_steps", None)
-        found: dict[str, Any] = {"step": step, "skipped": skipped}
+        seen: dict[str, Any] = {"step": step, "skipped": skipped}
         optimizer = getattr(engine, "optimizer", None)
-        found["numbers"] = numbers = update_numbers(getattr(optimizer, "param_groups", ()))
+        seen["numbers"] = numbers = update_numbers(getattr(optimizer, "param_groups", ()))
         scale = getattr(optimizer, "loss_scale", None)
         if isinstance(scale, (int, float)) and not isinstance(scale, bool):
             numbers["loss_scale"] = float(scale)
-        return found
+        return seen
 
     def _after_update(self, engine: Any, before: dict[str, Any]) -> dict[str, Any]:
         numbers: dict[str, Any] = dict(before["numbers"])

@@ -49,10 +49,10 @@ class MonitorSink(Sink):
     def write(self, frame: Frame, alerts: Sequence[Alert]) -> None:
         """On the writer thread: keep the step's numbers, and how many alerts every rule has raised."""
         counts = Counter(alert.rule for alert in alerts)
-        found = [(f"{PREFIX}alerts/{rule}", float(count)) for rule, count in sorted(counts.items())]
-        found += [(f"{PREFIX}{name}", value) for name, value in frame.scalars.items() if math.isfinite(value)]
-        if found:
-            self._waiting.append((frame.step, found[:PER_STEP]))
+        values = [(f"{PREFIX}alerts/{rule}", float(count)) for rule, count in sorted(counts.items())]
+        values += [(f"{PREFIX}{name}", value) for name, value in frame.scalars.items() if math.isfinite(value)]
+        if values:
+            self._waiting.append((frame.step, values[:PER_STEP]))
 
     def hand_over(self, write: Callable[[list[Event]], None]) -> None:
         """On the training thread, after an update: what has come in since goes to the user's writers.
@@ -119,12 +119,12 @@ class Events:
 
 def scalars_of(events: Any) -> dict[str, float]:
     """Numbers of DeepSpeed's own events ``("Train/Samples/lr", 0.1, 64)`` under the probe's names."""
-    found: dict[str, float] = {}
+    scalars: dict[str, float] = {}
     for event in events if isinstance(events, (list, tuple)) else ():
         if not isinstance(event, (list, tuple)) or len(event) < 2 or not isinstance(event[0], str):
             continue
         tag, value = event[0], event[1]
         name = tag.rpartition("/")[2]
         if tag.startswith("Train/Samples/") and name not in _NOT_OURS and isinstance(value, (int, float)):
-            found[_NAMES.get(name, name)] = float(value)
-    return found
+            scalars[_NAMES.get(name, name)] = float(value)
+    return scalars

@@ -112,8 +112,8 @@ class Shards:
         buffer = self.buffer(parameter)
         if buffer is None:
             return {}
-        found = next((numbers_of(optimizer, buffer) for optimizer in self.inners() if buffer in optimizer.state), {})
-        cut = {key: self._slice_fragment(v, parameter) for key, v in found.items() if v.shape == buffer.shape}
+        states = next((numbers_of(optimizer, buffer) for optimizer in self.inners() if buffer in optimizer.state), {})
+        cut = {key: self._slice_fragment(v, parameter) for key, v in states.items() if v.shape == buffer.shape}
         return {key: v for key, v in cut.items() if v is not None}
 
     def hyper(self, parameter: torch.Tensor) -> dict[str, Any]:
@@ -123,11 +123,11 @@ class Shards:
         group = self._settings(fragment, buffer) if fragment is not None and buffer is not None else None
         if buffer is None or group is None:
             return {}
-        found = {key: value for key, value in group.items() if key != "params"}
+        hyper = {key: value for key, value in group.items() if key != "params"}
         step = self._state(buffer).get("step")
         if step is not None:
-            found["step"] = step
-        return found
+            hyper["step"] = step
+        return hyper
 
     def _settings(self, fragment: Fragment, buffer: torch.Tensor) -> Mapping[str, Any] | None:
         """The parameter group. While ZeRO 1 or 2 updates one group it is the only one that the inner optimizer has, whatever its number."""
@@ -156,8 +156,8 @@ class Shards:
     def _state(self, buffer: torch.Tensor) -> Mapping[str, Any]:
         for optimizer in self.inners():
             if buffer in optimizer.state:
-                found: Mapping[str, Any] = optimizer.state[buffer]
-                return found
+                states: Mapping[str, Any] = optimizer.state[buffer]
+                return states
         return {}
 
     def _slice_fragment(self, buffer: torch.Tensor | None, parameter: torch.Tensor) -> torch.Tensor | None:
@@ -186,8 +186,8 @@ class _Wrapped(Shards):
         return None if fragment is None else self._master(fragment)
 
     def _master(self, fragment: Fragment) -> torch.Tensor:
-        found: torch.Tensor = getattr(self.optimizer, self.masters)[fragment.group]
-        return found
+        master: torch.Tensor = getattr(self.optimizer, self.masters)[fragment.group]
+        return master
 
 
 class UnfusedShards(_Wrapped):
@@ -256,8 +256,8 @@ class Bf16Shards(_Partitioned):
         fragment = self.fragments.get(parameter)
         if fragment is None or not self.optimizer.fp32_groups_has_gradients[fragment.group][fragment.order]:
             return None
-        found: torch.Tensor = self.optimizer.fp32_groups_gradients[fragment.group][fragment.order]
-        return found.view(parameter.shape)
+        gradient: torch.Tensor = self.optimizer.fp32_groups_gradients[fragment.group][fragment.order]
+        return gradient.view(parameter.shape)
 
     def read_reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         whole, fragment = self.read_unreduced(parameter), self.fragments.get(parameter)
@@ -288,8 +288,8 @@ class ZeroShards(_Partitioned):
 
     def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         ask = optional(self.optimizer, "get_gradient_for_reduction", because="reliance has said what is left out")
-        found: torch.Tensor | None = None if ask is None else ask(parameter)
-        return found
+        gradient: torch.Tensor | None = None if ask is None else ask(parameter)
+        return gradient
 
     def read_reduced(self, parameter: torch.Tensor) -> torch.Tensor | None:
         fragment = self.fragments.get(parameter)
@@ -311,10 +311,10 @@ class ZeroShards(_Partitioned):
         return gradient.view(-1) if gradient is not None and gradient.numel() == fragment.hi - fragment.lo else None
 
     def states(self, parameter: torch.Tensor) -> dict[str, torch.Tensor]:
-        found = super().states(parameter)
-        if "momentum_buffer" in found and "muon" in type(self.inner).__name__.lower() and _of_muon(parameter):
-            found.pop("momentum_buffer", None)  # kept in an order of its own, which is not the partition's
-        return found
+        states = super().states(parameter)
+        if "momentum_buffer" in states and "muon" in type(self.inner).__name__.lower() and _of_muon(parameter):
+            states.pop("momentum_buffer", None)  # kept in an order of its own, which is not the partition's
+        return states
 
 
 class Zero3Shards(_Partitioned):
@@ -333,8 +333,8 @@ class Zero3Shards(_Partitioned):
         fragment, kept = self.fragments.get(parameter), parameter.ds_tensor  # type: ignore[attr-defined]
         if fragment is None or kept is None or kept.numel() < fragment.hi - fragment.lo:
             return None
-        found: torch.Tensor = kept.detach().view(-1)[: fragment.hi - fragment.lo]
-        return found
+        value: torch.Tensor = kept.detach().view(-1)[: fragment.hi - fragment.lo]
+        return value
 
     def read_unreduced(self, parameter: torch.Tensor) -> torch.Tensor | None:  # noqa: ARG002
         return None  # every micro batch is reduced at once
@@ -352,10 +352,10 @@ class Zero3Shards(_Partitioned):
         optimizer = self.optimizer
         for i, group in enumerate(optimizer.fp16_groups):
             for j, parameter in enumerate(group):
-                number, at, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
+                number, place, size = optimizer.grad_position[optimizer.get_param_id(parameter)]
                 rank = int(dist.get_rank(self.members(parameter)))
                 lo = min(rank * size, parameter.ds_numel)
-                yield parameter, Fragment(lo, min(lo + size, parameter.ds_numel), number if number == i else i, at, j)
+                yield parameter, Fragment(lo, min(lo + size, parameter.ds_numel), number if number == i else i, place, j)
 
     def _param_group(self, group: int) -> int:
         table = optional(self.optimizer, "sub_group_to_group_id", because="reliance has said what is left out")

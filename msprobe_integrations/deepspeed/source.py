@@ -135,8 +135,8 @@ class DeepSpeedSource:
 
     def hyper(self, piece: Piece) -> Mapping[str, Any]:
         """Settings of the piece's parameter group, ``step`` and ``algorithm``."""
-        found = self._shards.hyper(piece.parameter)
-        return {**found, "algorithm": algorithm_of(self._shards.inner, found)}
+        numbers = self._shards.hyper(piece.parameter)
+        return {**numbers, "algorithm": algorithm_of(self._shards.inner, numbers)}
 
     def find_replicas(self, piece: Piece) -> Sequence[Replicas]:
         """Ranks that hold the same parameter."""

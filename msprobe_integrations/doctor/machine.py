@@ -108,8 +108,8 @@ def _version(*names: str) -> str:
 
 def _own_version() -> str:
     project = ROOT / "pyproject.toml"
-    found = re.search(r'^version = "([^"]+)"', project.read_text(encoding="utf-8"), re.MULTILINE) if project.is_file() else None
-    return f"{found[1]} (source tree)" if found else __version__
+    match = re.search(r'^version = "([^"]+)"', project.read_text(encoding="utf-8"), re.MULTILINE) if project.is_file() else None
+    return f"{match[1]} (source tree)" if match else __version__
 
 
 def _device_name(torch: Any, kind: str) -> str:
@@ -144,7 +144,7 @@ def _cann() -> str:
     home = Path(os.environ.get("ASCEND_TOOLKIT_HOME") or os.environ.get("ASCEND_HOME_PATH") or "/usr/local/Ascend/ascend-toolkit/latest")
     for file in (home / "version.cfg", *sorted(home.glob("*/ascend_toolkit_install.info"))):
         if file.is_file():
-            found = re.search(r"(?:^version|Version)\s*=\s*\[?([\w.]+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
-            if found:
-                return found[1]
+            match = re.search(r"(?:^version|Version)\s*=\s*\[?([\w.]+)", file.read_text(encoding="utf-8", errors="replace"), re.MULTILINE)
+            if match:
+                return match[1]
     return "not known"

@@ -23,8 +23,8 @@ _PACKAGES = ("lightning.pytorch", "pytorch_lightning")
 def _base() -> Any:
     """`Callback` of the package that the program uses. The two are alike, and either Trainer takes the other's."""
     loaded = [name for name in _PACKAGES if name in sys.modules]
-    found = loaded or [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
-    return importlib.import_module((found or list(_PACKAGES))[0]).Callback
+    packages = loaded or [name for name in _PACKAGES if importlib.util.find_spec(name.partition(".")[0]) is not None]
+    return importlib.import_module((packages or list(_PACKAGES))[0]).Callback
 
 
 def _save(trainer: Any) -> None:
@@ -122,23 +122,23 @@ def accumulates(trainer: Any) -> bool:
 
 def scalars(trainer: Any, observer: TrainerObserver) -> dict[str, Any]:
     """The step's numbers: loss, what the module logs at every step, as it is there already. Nothing is read."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     with suppress(MissingNameError):
         for item in (need(trainer, "_results", for_=LOGGED) or {}).values():
             cached = need(item, "_forward_cache", for_=LOGGED)
             if isinstance(cached, torch.Tensor) and cached.numel() == 1 and item.meta.on_step:
-                found[item.meta.name] = number(cached)
+                numbers[item.meta.name] = number(cached)
     if observer.loss is not None:
-        found["loss"] = observer.loss  # divided by the number of accumulated batches already
-    return found
+        numbers["loss"] = observer.loss  # divided by the number of accumulated batches already
+    return numbers
 
 
 def update(trainer: Any, optimizer: Any) -> dict[str, Any]:
     """What the update is made with, before schedulers and the scaler go on to their next."""
-    found: dict[str, Any] = {}
+    numbers: dict[str, Any] = {}
     with suppress(MissingNameError):
         precision = need(trainer, "precision_plugin", for_="scalar loss_scale")
         scale = scale_of(optional(precision, "scaler", because="only that of mixed precision has one"))
-        found |= {} if scale is None else {"loss_scale": scale}
+        numbers |= {} if scale is None else {"loss_scale": scale}
     first = optimizer if len(trainer.optimizers) < 2 else trainer.optimizers[0]
-    return {**found, **{name: number(value) for name, value in update_numbers(first.param_groups).items()}}
+    return {**numbers, **{name: number(value) for name, value in update_numbers(first.param_groups).items()}}

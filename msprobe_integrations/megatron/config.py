@@ -103,13 +103,13 @@ def _options(line: list[str]) -> dict[str, str]:
     parser = _parser()
     if parser is None:
         return {}
-    found = {}
+    options = {}
     for word in line:
         option = word.partition("=")[0]
         action = parser._option_string_actions.get(option)
         if action is not None:
-            found[action.dest] = option
-    return found
+            options[action.dest] = option
+    return options
 
 
 def _configs(holder: Any) -> list[Any]:
@@ -135,7 +135,7 @@ _STEPS = ("timers", "finalize_model_grads_func", "grad_scale_func", "no_sync_fun
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    return {one.name: getattr(config, one.name, None) for one in dataclasses.fields(config) if one.name not in _STEPS}
+    return {field.name: getattr(config, field.name, None) for field in dataclasses.fields(config) if field.name not in _STEPS}
 
 
 def _defaults(cls: Any) -> dict[str, Any]:

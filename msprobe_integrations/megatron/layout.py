@@ -313,11 +313,11 @@ def _fsdp_shards(chunk: Any) -> dict[int, torch.Tensor]:
     Args:
         chunk: a model chunk as the loop has it.
     """
-    found: dict[int, torch.Tensor] = {}
+    shards: dict[int, torch.Tensor] = {}
     for _, shard in getattr(getattr(chunk, "param_and_grad_buffer", None), "optimizer_named_parameters", ()):
         if _is_fsdp_shard(shard):
-            found[id(shard)] = found[id(shard.orig_param)] = shard
-    return found
+            shards[id(shard)] = shards[id(shard.orig_param)] = shard
+    return shards
 
 
 def _is_fsdp_shard(parameter: Any) -> bool:

@@ -90,13 +90,13 @@ class TrainingObserver(LoopObserver):
 
     def numbers(self) -> dict[str, Any]:
         """Learning rate, weight decay and the like, and the loss scale, as they are now."""
-        found: dict[str, Any] = {}
+        numbers: dict[str, Any] = {}
         if self.optimizer is not None:
-            found.update(numbers_of_update(self.optimizer))
+            numbers.update(numbers_of_update(self.optimizer))
             scale = loss_scale(self.optimizer)
             if scale is not None:
-                found["loss_scale"] = scale
-        return found
+                numbers["loss_scale"] = scale
+        return numbers
 
     def leave_step(self) -> None:
         """A second run that was not finished is over."""
@@ -204,12 +204,12 @@ def step_scalars(result: Any) -> dict[str, Any]:
     the third of four values in 0.8 and 0.9 and the sixth of seven or more since 0.10."""
     if not isinstance(result, tuple) or len(result) < 4:
         return {}
-    found = losses(result[0])
-    found["skipped"] = 1.0 if result[1] else 0.0
+    scalars = losses(result[0])
+    scalars["skipped"] = 1.0 if result[1] else 0.0
     norm = result[2] if len(result) < 7 else result[5]
     if isinstance(norm, (int, float)) or hasattr(norm, "detach"):
-        found["grad_norm"] = norm
-    return found
+        scalars["grad_norm"] = norm
+    return scalars
 
 
 def losses(result: Any) -> dict[str, Any]:

@@ -55,8 +55,8 @@ class MainParameters:
             for group in getattr(inner, "param_groups", ()):
                 owner.update((id(parameter), _Copy(inner, parameter, group)) for parameter in group["params"])
         self._wide = {id(model): main for leaf in self._leaves for model, main in _wide(leaf)}
-        found = {piece: self._find(piece.parameter, owner) for piece in pieces}
-        held = {piece: copy for piece, copy in found.items() if copy is not None and _fits(piece, copy.tensor)}
+        copies = {piece: self._find(piece.parameter, owner) for piece in pieces}
+        held = {piece: copy for piece, copy in copies.items() if copy is not None and _fits(piece, copy.tensor)}
         self._copies = {piece: copy for piece, copy in held.items() if not is_empty_shard(piece)}
         self._examples = {bool(piece.facts.get("expert")): copy for piece, copy in self._copies.items()}
 
@@ -90,12 +90,12 @@ class MainParameters:
         copy = self._copies.get(piece) or self._example(piece)
         if copy is None:
             return {"algorithm": ""}
-        found = {key: value for key, value in copy.group.items() if key != "params"}
+        numbers = {key: value for key, value in copy.group.items() if key != "params"}
         step = copy.inner.state.get(copy.tensor, {}).get("step")
         if step is not None:
-            found["step"] = step
-        found["algorithm"] = algorithm_of(copy.inner, found)
-        return found
+            numbers["step"] = step
+        numbers["algorithm"] = algorithm_of(copy.inner, numbers)
+        return numbers
 
     def _find(self, parameter: torch.Tensor, owner: Mapping[int, _Copy]) -> _Copy | None:
         for leaf in self._leaves:
@@ -139,7 +139,7 @@ def _restore_shape(piece: Piece, tensor: torch.Tensor) -> torch.Tensor:
 def numbers_of_update(optimizer: Any) -> dict[str, Any]:
     """Learning rate, weight decay and the like, from the first parameter group that has a learning rate on; empty where none has."""
     groups = list(getattr(optimizer, "param_groups", ()))
-    first = next((at for at, group in enumerate(groups) if isinstance(group.get("lr"), (int, float))), len(groups))
+    first = next((number for number, group in enumerate(groups) if isinstance(group.get("lr"), (int, float))), len(groups))
     return update_numbers(groups[first:])
 
 
@@ -163,7 +163,9 @@ def gathers_late(chunks: Sequence[Any], optimizer: Any) -> bool | None:
         return None
     older = [optional(leaf, "config", because="only Megatron's own have one") for leaf in leaves(optimizer)]
     older += [optional(chunk, "ddp_config", because="only Megatron's wrapper has one") for chunk in chunks]
-    return any(of_chunks) or any(optional(one, "overlap_param_gather", False, because="since 0.9 in that of the chunks") for one in older)
+    return any(of_chunks) or any(
+        optional(config, "overlap_param_gather", False, because="since 0.9 in that of the chunks") for config in older
+    )
 
 
 def clips(optimizer: Any) -> bool:

@@ -319,15 +319,15 @@ def _iteration(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict
 
 @functools.lru_cache(maxsize=64)
 def _names(function: Callable[..., Any]) -> Mapping[str, int]:
-    return {name: at for at, name in enumerate(inspect.signature(function).parameters)}
+    return {name: position for position, name in enumerate(inspect.signature(function).parameters)}
 
 
 def argument(function: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any], name: str) -> Any:
     """The value given for parameter `name`, wherever it stands in this version's signature; None when not given."""
     if name in kwargs:
         return kwargs[name]
-    at = _names(function).get(name, len(args))
-    return args[at] if at < len(args) else None
+    position = _names(function).get(name, len(args))
+    return args[position] if position < len(args) else None
 
 
 @contextlib.contextmanager

@@ -29,15 +29,15 @@ _Method = TypeVar("_Method", bound=Callable[..., Any])
 
 def add_feature(features: Sequence[Any]) -> list[Any]:
     """`features`, with ours at the end, once."""
-    found = list(features)
-    if len(without(found)) == len(found):
-        found.append(feature_class()(NAME, optimization_level=2))
-    return found
+    extended = list(features)
+    if len(without(extended)) == len(extended):
+        extended.append(feature_class()(NAME, optimization_level=2))
+    return extended
 
 
 def without(features: Sequence[Any]) -> list[Any]:
     """`features`, less ours."""
-    return [one for one in features if getattr(one, "feature_name", "") != NAME.replace("-", "_")]
+    return [feature for feature in features if getattr(feature, "feature_name", "") != NAME.replace("-", "_")]
 
 
 def contain_errors(method: _Method) -> _Method:

@@ -44,7 +44,7 @@ class Fsdp2Observer(TrainerObserver):
 
     def numbers(self) -> dict[str, Any]:
         """Loss, and learning rate and the like."""
-        found = super().numbers()
+        logged = super().numbers()
         first = self.optimizer[0] if isinstance(self.optimizer, list) else self.optimizer
         numbers = update_numbers(getattr(first, "param_groups", None) or ())
-        return {**found, **numbers} if isinstance(numbers.get(LEARNING_RATE), float) else found
+        return {**logged, **numbers} if isinstance(numbers.get(LEARNING_RATE), float) else logged

@@ -39,8 +39,8 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.log import printable
 
     warn_same_files(args.npu_csv_path, args.gpu_csv_path)
-    found = compare_files(args.npu_csv_path, args.gpu_csv_path, args.compat)
-    result, details = write(found, args.out_path, args.compat)
-    for line in (*found.text().split("\n"), f"results: {result}", f"details: {details}"):
+    comparison = compare_files(args.npu_csv_path, args.gpu_csv_path, args.compat)
+    result, details = write(comparison, args.out_path, args.compat)
+    for line in (*comparison.text().split("\n"), f"results: {result}", f"details: {details}"):
         print(printable(line))
-    return found.exit_code
+    return comparison.exit_code

@@ -27,8 +27,8 @@ def run(args: argparse.Namespace) -> int:
     """Exit codes: see the epilog; errors are raised as `ProbeError`, which the entry point turns into 2."""
     from msprobe_engine.report.table.merge_result import merge_result
 
-    found = merge_result(args.input_dir, args.output_dir, args.config_path)
-    print(f"{found.rows:,} rows of ranks {', '.join(map(str, found.ranks))}: {found.path}")
-    for note in found.notes:
+    merged = merge_result(args.input_dir, args.output_dir, args.config_path)
+    print(f"{merged.rows:,} rows of ranks {', '.join(map(str, merged.ranks))}: {merged.path}")
+    for note in merged.notes:
         print(f"  note  {note}")
-    return 3 if found.lost else 0
+    return 3 if merged.lost else 0

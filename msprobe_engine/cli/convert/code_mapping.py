@@ -33,8 +33,8 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.core.log import printable
     from msprobe_engine.report.code_mapping.mapping import map_code
 
-    found = map_code(args.ir, args.dump_data, args.output, args.in_place)
-    print(printable(found.text()))
-    for note in found.notes:
+    mapping = map_code(args.ir, args.dump_data, args.output, args.in_place)
+    print(printable(mapping.text()))
+    for note in mapping.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
     return 0

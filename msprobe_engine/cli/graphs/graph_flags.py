@@ -147,14 +147,14 @@ def _print_progress(line: str) -> None:
     print(line, file=sys.stderr, flush=True)
 
 
-def _print_result(found: Result, show: bool) -> None:
+def _print_result(result: Result, show: bool) -> None:
     from msprobe_engine.cli.options.inputs import say_steps
     from msprobe_engine.core.log import printable
 
-    print(printable(say_steps(found.text(), found.other_steps)))
-    for note in found.notes:
+    print(printable(say_steps(result.text(), result.other_steps)))
+    for note in result.notes:
         print(printable(f"note: {note}"), file=sys.stderr)
-    pages = [path for path in found.files if path.suffix == ".html"]
+    pages = [path for path in result.files if path.suffix == ".html"]
     if show and pages:
         import webbrowser
 

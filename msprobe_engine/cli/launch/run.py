@@ -290,9 +290,9 @@ def _bootstrap() -> str:
 def _program(command: list[str]) -> tuple[str, list[str]]:
     """The file of the program, and its arguments as a shell would give them; a Python script that cannot be executed runs in this
     interpreter."""
-    found = shutil.which(command[0])
-    if found is not None:
-        return found, command
+    program = shutil.which(command[0])
+    if program is not None:
+        return program, command
     if not Path(command[0]).is_file():
         raise UsageError(f"program '{command[0]}' was not found; give the launch line as you would type it, after --")
     if command[0].endswith(".py"):

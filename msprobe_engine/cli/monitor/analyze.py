@@ -95,8 +95,8 @@ def incidents(run: Path) -> list[Path]:
     """Directories of what led to critical alerts of a run, the earliest step first."""
     if run.is_symlink() or not run.is_dir():
         return []
-    found = [(int(name[1]), path.parent) for path in run.glob("incidents/*/summary.md") if (name := _INCIDENT.match(path.parent.name))]
-    return [path for _, path in sorted(found)]
+    numbered = [(int(name[1]), path.parent) for path in run.glob("incidents/*/summary.md") if (name := _INCIDENT.match(path.parent.name))]
+    return [path for _, path in sorted(numbered)]
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -77,9 +77,9 @@ def is_page_name(path: str | Path) -> bool:
     return Path(path).suffix.lower() in (".html", ".htm")
 
 
-def _same(one: str, other: str) -> bool:
+def _same(path: str, other: str) -> bool:
     try:
-        return os.path.samefile(one, other)
+        return os.path.samefile(path, other)
     except OSError:
         return False
 

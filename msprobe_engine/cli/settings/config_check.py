@@ -197,8 +197,8 @@ def _verify(args: argparse.Namespace) -> int:
 
     good, *pack = map(pack_of, args.verify)
     key = b"" if pack else read_key(args.key_file)
-    found = verify(good, args.dump or (), pack[0] if pack else None, _script_arguments(args), added=args.env, key=key)
-    return _report(args, found, args.output)
+    result = verify(good, args.dump or (), pack[0] if pack else None, _script_arguments(args), added=args.env, key=key)
+    return _report(args, result, args.output)
 
 
 def _script_arguments(args: argparse.Namespace) -> list[str] | None:

@@ -134,12 +134,12 @@ def _read_owner() -> Owner | None:
     return _parse_owner(os.environ.get(OWNER, ""))
 
 
-def _parse_owner(told: str) -> Owner | None:
-    rank, separator, text = told.removeprefix("?").partition(":")
+def _parse_owner(content: str) -> Owner | None:
+    rank, separator, text = content.removeprefix("?").partition(":")
     process = parse_process(text)
     if not separator or process is None or not (rank == "-" or (rank.isdecimal() and len(rank) < 10)):
         return None
-    return Owner(process, None if rank == "-" else int(rank), has_probe=not told.startswith("?"))
+    return Owner(process, None if rank == "-" else int(rank), has_probe=not content.startswith("?"))
 
 
 _inherited: str | None = None

@@ -23,10 +23,10 @@ Check = Callable[[ProbeSettings], None]
 def file_state(path: Path) -> tuple[int, int] | None:
     """What changes when a file is written: time (ns) and size; None when there is none."""
     try:
-        found = os.stat(path)
+        status = os.stat(path)
     except OSError:
         return None
-    return found.st_mtime_ns, found.st_size
+    return status.st_mtime_ns, status.st_size
 
 
 class HotSwitch:

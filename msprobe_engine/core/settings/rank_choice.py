@@ -93,14 +93,14 @@ def _parse_axes(choice: Any) -> tuple[dict[str, set[int]], dict[str, int] | None
 
 
 def _numbers(axis: str, value: Any) -> set[int]:
-    found: set[int] = set()
+    numbers: set[int] = set()
     for item in value if isinstance(value, (list, tuple)) and value else [value]:
         match = _RANGE.fullmatch(item) if isinstance(item, str) else None
         first, last = (item, item) if type(item) is int else (int(match[1]), int(match[2] or match[1])) if match else (-1, -1)
         if not 0 <= first <= last <= _MOST:
             raise SettingsError(f"{axis}: {str(item)[:40]} is no coordinate; allowed: a number, a range like '0-3', or a list of them")
-        found.update(range(first, last + 1))
-    return found
+        numbers.update(range(first, last + 1))
+    return numbers
 
 
 class _Layout:
@@ -134,11 +134,11 @@ def _strides(inner: Sequence[tuple[str, int]], last: tuple[str, str], pp: int, d
         names = " x ".join(f"{axis} {size}" for axis, size in (*inner, ("pp", pp), *((("dp", dp),) if dp is not None else ())))
         raise SettingsError(f"{names} do not make up the {world} ranks of this job")
     outer = {"pp": pp, "dp": world // block}
-    found, stride = {}, 1
+    strides, stride = {}, 1
     for axis, size in (*inner, *((axis, outer[axis]) for axis in last)):
-        found[axis] = stride, size
+        strides[axis] = stride, size
         stride *= size
-    return found
+    return strides
 
 
 def _at(axis: tuple[int, int], rank: int) -> int:
@@ -147,11 +147,11 @@ def _at(axis: tuple[int, int], rank: int) -> int:
 
 def _sizes_of_command(argv: Sequence[str]) -> dict[str, int] | None:
     """Of Megatron's options; None: there is none of them."""
-    found: dict[str, int] = {}
+    sizes: dict[str, int] = {}
     for word, following in zip(argv, [*argv[1:], ""]):
         name, equals, value = word.partition("=")
         axis = next((axis for axis, option in _OPTIONS.items() if name.lstrip("-").replace("-", "_") == option), None)
         text = value if equals else following
         if axis is not None and word.startswith("--") and text.isdecimal() and int(text[:9]) > 0:
-            found[axis] = int(text[:9])
-    return found or None
+            sizes[axis] = int(text[:9])
+    return sizes or None

@@ -315,7 +315,7 @@ class SinkSettings:
 
     def in_files(self) -> dict[str, Any]:
         """The sections that are on and write below a directory, which is their ``path`` or a part of the output directory, by name."""
-        sections = ((one.name, getattr(self, one.name)) for one in fields(self))
+        sections = ((field.name, getattr(self, field.name)) for field in fields(self))
         return {name: section for name, section in sections if hasattr(section, "path") and section.enabled}
 
 

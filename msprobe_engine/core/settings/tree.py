@@ -105,8 +105,8 @@ class Report:
 def nearest(name: Any, known: Iterable[str]) -> str | None:
     """The known name most like `name`, None when none is near."""
     lower = {k.lower(): k for k in known}
-    found = difflib.get_close_matches(str(name).lower()[:100], list(lower), n=1, cutoff=0.6) if isinstance(name, str) else []
-    return lower[found[0]] if found else None
+    close = difflib.get_close_matches(str(name).lower()[:100], list(lower), n=1, cutoff=0.6) if isinstance(name, str) else []
+    return lower[close[0]] if close else None
 
 
 def likeness(name: Any, known: Iterable[str]) -> float:

@@ -21,7 +21,7 @@ def ranges_of(numbers: Sequence[int]) -> list[str]:
 
 def numbers_in(ranges: Sequence[str]) -> int:
     """How many numbers ``["0-3", "8"]`` stands for."""
-    return sum(int(last or first) - int(first) + 1 for first, _, last in (one.partition("-") for one in ranges))
+    return sum(int(last or first) - int(first) + 1 for first, _, last in (text.partition("-") for text in ranges))
 
 
 def format_ranges(numbers: Iterable[int]) -> str:

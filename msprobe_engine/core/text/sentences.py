@@ -24,7 +24,7 @@ class Sentence(str):
     arguments: tuple[str, ...]
 
     def __new__(cls, template: str, *arguments: object) -> Sentence:
-        given = tuple(one if isinstance(one, Sentence) else str(one) for one in arguments)
+        given = tuple(argument if isinstance(argument, Sentence) else str(argument) for argument in arguments)
         made = super().__new__(cls, fill_template(template, given))
         made.template = template
         made.arguments = given

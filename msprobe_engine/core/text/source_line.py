@@ -55,8 +55,8 @@ class SourceLine(NamedTuple):
 
 def parse_line(text: str) -> SourceLine | None:
     """The parts of ``File /home/me/train.py, line 6, in rope_tables, inv = 1.0 / base``; None of anything else."""
-    found = _LINE.fullmatch(text.partition(f"{_CALLED_BY}File ")[0])
-    return SourceLine(found["file"], int(found["line"]), found["function"], found["code"].strip()) if found else None
+    match = _LINE.fullmatch(text.partition(f"{_CALLED_BY}File ")[0])
+    return SourceLine(match["file"], int(match["line"]), match["function"], match["code"].strip()) if match else None
 
 
 def source_of(stack: Sequence[str]) -> str:
@@ -77,15 +77,15 @@ def source_of(stack: Sequence[str]) -> str:
 
 def place_in_source(text: str) -> str:
     """``train.py:6 rope_tables`` of `source_of` a stack; "" of anything else, and of a line of torch, MindSpore or the like."""
-    found = parse_line(text)
-    return one_line(found.place) if found is not None and not _MACHINERY.search(text.partition(_CALLED_BY)[0]) else ""
+    line = parse_line(text)
+    return one_line(line.place) if line is not None and not _MACHINERY.search(text.partition(_CALLED_BY)[0]) else ""
 
 
 def library_function(text: str) -> tuple[str, str] | None:
     """Path within the installed packages and name of the function of a stack line; None of what is no library's."""
-    found = parse_line(text)
-    within = _LIBRARY.split(found.file)[1:] if found is not None else []
-    return (within[-1].strip('"'), found.function) if found is not None and within else None
+    line = parse_line(text)
+    within = _LIBRARY.split(line.file)[1:] if line is not None else []
+    return (within[-1].strip('"'), line.function) if line is not None and within else None
 
 
 def argument_text(code: str, function: str, place: int | str, method: bool = False) -> str:
@@ -120,7 +120,7 @@ def _of_call(node: ast.Call, function: str, place: int | str) -> str:
     if place == -1:
         return _format_expression(node.func.value) if isinstance(node.func, ast.Attribute) else ""
     if isinstance(place, str):
-        return next((_format_expression(one.value) for one in node.keywords if one.arg == place), "")
+        return next((_format_expression(keyword.value) for keyword in node.keywords if keyword.arg == place), "")
     return _format_expression(node.args[place]) if 0 <= place < len(node.args) else ""
 
 
@@ -128,7 +128,7 @@ def _format_expression(node: ast.expr) -> str:
     """The text of an expression that names something and is short enough to be shown; else ""."""
     if node.end_lineno != node.lineno or (node.end_col_offset or 0) - node.col_offset > _LONGEST_WRITTEN:
         return ""
-    if not any(isinstance(one, ast.Name) for one in ast.walk(node)) or any(isinstance(one, ast.Call) for one in ast.walk(node)):
+    if not any(isinstance(part, ast.Name) for part in ast.walk(node)) or any(isinstance(part, ast.Call) for part in ast.walk(node)):
         return ""
     text = ast.unparse(node)
     return text if len(text) <= _LONGEST_NAME else ""

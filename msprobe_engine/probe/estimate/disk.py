@@ -59,10 +59,10 @@ def space(path: Path) -> Space:
     """
     place = find_existing_parent(path)
     try:
-        found = os.statvfs(place)
+        volume = os.statvfs(place)
     except OSError as error:
         raise UsageError(f"{place}: free space is not known ({error.strerror}); give another directory") from None
-    return Space(place, found.f_bavail * found.f_frsize, found.f_bsize if 512 <= found.f_bsize <= 1 << 20 else 4096)
+    return Space(place, volume.f_bavail * volume.f_frsize, volume.f_bsize if 512 <= volume.f_bsize <= 1 << 20 else 4096)
 
 
 def measure(path: Path) -> Speed:

@@ -161,8 +161,8 @@ class _Maker:
 
     def changes(self, made: Estimate) -> Iterator[Change]:
         """What would fit, largest first."""
-        found = [Change(words, other.total_bytes) for words, other in self._alternatives(made) if other.fits]
-        yield from sorted(found, key=lambda change: -change.nbytes.high)
+        fitting = [Change(words, other.total_bytes) for words, other in self._alternatives(made) if other.fits]
+        yield from sorted(fitting, key=lambda change: -change.nbytes.high)
 
     def _alternatives(self, made: Estimate) -> Iterator[tuple[str, Estimate]]:
         dump = made.dump

@@ -166,12 +166,12 @@ def _contents(tensors: list[DumpedTensor], given: _Rows) -> tuple[npt.NDArray[np
     if given is not None:
         return np.array(given, np.int64), ROWS
     numbers: dict[Any, int] = {}
-    told: set[str] = set()
+    told_by: set[str] = set()
     contents = np.empty(len(tensors), np.int64)
     for i, (key, how) in enumerate(_keys(tensors)):
-        told.add(how)
+        told_by.add(how)
         contents[i] = numbers.setdefault(key, len(numbers))
-    return contents, CHECKSUMS if CHECKSUMS in told else STATISTICS if STATISTICS in told else UNKNOWN
+    return contents, CHECKSUMS if CHECKSUMS in told_by else STATISTICS if STATISTICS in told_by else UNKNOWN
 
 
 def _keys(tensors: list[DumpedTensor]) -> Iterator[tuple[Any, str]]:

@@ -40,8 +40,8 @@ class Judge:
 
     def check(self, frame: Frame) -> list[Alert]:
         """What the rules say, critical alerts first, in order of execution."""
-        found = [alert for rule in self.rules for alert in rule.check(frame)]
-        return sorted(found, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
+        alerts = [alert for rule in self.rules for alert in rule.check(frame)]
+        return sorted(alerts, key=lambda alert: (alert.severity != "critical", alert.order < 0, alert.order))
 
     def compare(self, first: Frame, second: Frame, *, fired: bool) -> dict[str, Any]:
         """Both runs of a step at the records they have in common.

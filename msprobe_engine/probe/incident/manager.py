@@ -212,7 +212,7 @@ class IncidentManager:
 
     def _tend(self, now: int | None) -> None:
         """Merge what other ranks have written since, where it is time to look, and nobody else has; None: this is the last time."""
-        for tended in [one for one in self._tended if now is None or one.step <= now]:
+        for tended in [incident for incident in self._tended if now is None or incident.step <= now]:
             self._submit_job(partial(merge_if_behind, tended.directory), f"incident {tended.directory.name}")
             tended.step, tended.pause = tended.step + tended.pause, tended.pause * 2
             if tended.pause > _LONGEST_PAUSE:

@@ -128,10 +128,10 @@ class NodeNotifier(StoreNotifier):
     def _fetch(self) -> list[str | bytes]:
         with self._fetching:
             known = self._known
-            found = super()._fetch()
+            messages = super()._fetch()
             if self._known > known and threading.current_thread() is not self._watcher:
                 self._wake(known + 1)
-        return found
+        return messages
 
     def _wake(self, number: int) -> None:
         """Let the watcher of this node look again."""

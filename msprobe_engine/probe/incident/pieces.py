@@ -63,15 +63,15 @@ class Pieces:
             if self.marks.get(name) != mark:
                 self._known[name] = self._with_known_texts(_read_if_there(self._directory / name))
         self.marks = marks
-        found = {int(name[len("samples_rank") : -len(".jsonl")]): self._known[name] for name in marks}
-        return {rank: piece for rank, piece in sorted(found.items()) if piece is not None}
+        by_rank = {int(name[len("samples_rank") : -len(".jsonl")]): self._known[name] for name in marks}
+        return {rank: piece for rank, piece in sorted(by_rank.items()) if piece is not None}
 
     def _with_known_texts(self, piece: dict[str, Any] | None) -> dict[str, Any] | None:
         """What thousands of ranks say in the same words is kept once."""
         for alert in piece["alerts"] if piece is not None else ():
-            for told in (alert, alert.get("extra")):
-                for key, text in told.items() if isinstance(told, dict) else ():
-                    told[key] = self._texts.setdefault(text, text) if isinstance(text, str) else text
+            for facts in (alert, alert.get("extra")):
+                for key, text in facts.items() if isinstance(facts, dict) else ():
+                    facts[key] = self._texts.setdefault(text, text) if isinstance(text, str) else text
         return piece
 
 
@@ -136,8 +136,8 @@ def _is_piece(value: Any) -> bool:
 
 def _list(value: Mapping[str, Any], key: str) -> list[Any]:
     """A list of one thing that is nothing allowed where there is something else."""
-    found = value.get(key) or []
-    return found if isinstance(found, list) else [None]
+    items = value.get(key) or []
+    return items if isinstance(items, list) else [None]
 
 
 def _is_whole(value: Any) -> bool:

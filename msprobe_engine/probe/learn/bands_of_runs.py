@@ -188,8 +188,8 @@ def _plain(metric: str) -> str:
     """`sample_key` for the eye: without what is as always (stage 0, no micro batch), the name first."""
     stage, micro, phase, detail, name = metric.split(" ", 4)
     words = [phase, detail, f"micro step {micro}" if micro != "-1" else "", f"virtual stage {stage}" if stage != "0" else ""]
-    told = ", ".join(word for word in words if word)
-    return f"{name} ({told})" if told else name
+    remark = ", ".join(word for word in words if word)
+    return f"{name} ({remark})" if remark else name
 
 
 def _steps_of(runs: Sequence[Run]) -> tuple[int, int, int]:

@@ -18,9 +18,9 @@ _FAMILY = {
 
 def sample_kind(sample: Sample) -> str:
     """Kind of a monitor sample: by its family; ``extra["kind"]`` wins where it is one of `KINDS`."""
-    told = sample.extra.get("kind")
-    if told in KINDS:
-        return str(told)
+    kind = sample.extra.get("kind")
+    if kind in KINDS:
+        return str(kind)
     return _FAMILY.get(sample.family, "collective")
 
 

@@ -153,9 +153,9 @@ class LayoutCache:
             del self._known[next(iter(self._known))]
         return memory.layout
 
-    def _renew_layout(self, frame: Frame, found: list[list[tuple[str, int, int]]]) -> Layout:
+    def _renew_layout(self, frame: Frame, leaves: list[list[tuple[str, int, int]]]) -> Layout:
         self._number += 1
-        return self._build(frame, found)
+        return self._build(frame, leaves)
 
     def _walk(self, frame: Frame) -> list[list[tuple[str, int, int]]]:
         # An entry holds plain argument values too (an iteration number, for example); what is equal need not be walked again.

@@ -28,8 +28,8 @@ def layer_of(name: str) -> str:
 
     ``decoder.layers.3.mlp.fc1.weight`` -> ``decoder.layers.3``, ``embedding.weight`` -> ``embedding``, ``scale`` -> ``scale``.
     """
-    found = _LAYER.match(name)
-    return found[0] if found else name.rpartition(".")[0] or name
+    match = _LAYER.match(name)
+    return match[0] if match else name.rpartition(".")[0] or name
 
 
 class LastingRule(Rule, Generic[A]):
@@ -47,7 +47,7 @@ class LastingRule(Rule, Generic[A]):
         return is_excluded(name, self.args.exclude)
 
     def build_alerts(
-        self, frame: Frame, found: Sequence[Episode], names: Callable[[int], str], describe: Callable[[Episode], Alert], kind: str = ""
+        self, frame: Frame, episodes: Sequence[Episode], names: Callable[[int], str], describe: Callable[[Episode], Alert], kind: str = ""
     ) -> list[Alert]:
         """Alerts for what began, at most `max_alerts`, and one for all that is over.
 
@@ -56,7 +56,7 @@ class LastingRule(Rule, Generic[A]):
             describe: the alert for an episode that begins.
         """
         return episode_alerts(
-            frame, found, names, describe, rule=self.name, kind=kind or self.all_kinds[0], max_alerts=self.args.max_alerts
+            frame, episodes, names, describe, rule=self.name, kind=kind or self.all_kinds[0], max_alerts=self.args.max_alerts
         )
 
     def say_number(

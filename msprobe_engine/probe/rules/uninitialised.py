@@ -39,5 +39,5 @@ class Computed:
 
 
 def _counts(name: str) -> bool:
-    found = API_CALL.fullmatch(name)
-    return found is None or (found[2].startswith("output") and found[1] not in MOVES)
+    match = API_CALL.fullmatch(name)
+    return match is None or (match[2].startswith("output") and match[1] not in MOVES)

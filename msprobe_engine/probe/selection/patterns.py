@@ -90,8 +90,8 @@ def _part_of_a_call(part: str, head: str, tail: str) -> bool:
     if part in head or (tail and part in tail):
         return True
     # what is left must hold a piece of the number: [end of head]digits[begin of tail]
-    for found in re.finditer(r"[0-9]+", part):
-        before, after = part[: found.start()], part[found.end() :]
+    for match in re.finditer(r"[0-9]+", part):
+        before, after = part[: match.start()], part[match.end() :]
         if head.endswith(before) and tail.startswith(after):
             return True
     return False

@@ -111,9 +111,9 @@ class AnomalySink(Sink):
 
     def _sample(self, frame: Frame, alert: Alert) -> Sample | None:
         """The sample an alert is about: orders count entries first."""
-        at = alert.order - len(frame.entries)
-        if 0 <= at < len(frame.samples) and frame.samples[at].name == alert.name:
-            return frame.samples[at]
+        position = alert.order - len(frame.entries)
+        if 0 <= position < len(frame.samples) and frame.samples[position].name == alert.name:
+            return frame.samples[position]
         return None
 
     def _read_earlier(self) -> dict[str, Any]:

@@ -99,10 +99,10 @@ class _Updates:
         self._param, self._grad, self._states, self._hyper = param, grad, states, hyper
 
     def _state(self, name: str) -> Any:
-        found = self._states.get(name)
-        if not self._tensors.is_tensor(found):
+        state = self._states.get(name)
+        if not self._tensors.is_tensor(state):
             raise _Unknown(name)
-        return found
+        return state
 
     def _gradient(self) -> Any:
         if not self._tensors.is_tensor(self._grad):

@@ -101,8 +101,8 @@ def _train(job: Job, mode: str) -> tuple[torch.Tensor, dict[str, Any]]:
 
 def _blank(record: Any) -> bool:
     """Has a floating tensor of the output of a call no numbers?"""
-    tensors = [one for one in record.get("output") or () if isinstance(one, dict) and "float" in str(one.get("dtype"))]
-    return any(one.get("Max") is None for one in tensors)
+    tensors = [tensor for tensor in record.get("output") or () if isinstance(tensor, dict) and "float" in str(tensor.get("dtype"))]
+    return any(tensor.get("Max") is None for tensor in tensors)
 
 
 def compare_values(named: Iterable[tuple[str, torch.Tensor]]) -> tuple[int, list[str]]:

@@ -131,10 +131,10 @@ def of_type(device: Device, way: Way, dtype: torch.dtype) -> Found:
     return total
 
 
-def judge(found: Found, messages: Sequence[str]) -> None:
+def judge(total: Found, messages: Sequence[str]) -> None:
     """What the probe has warned of: known numbers that come out wrong, or a kernel that cannot be used."""
     for text in dict.fromkeys(messages):
-        (found.wrong if "_Wrong" in text else found.slow).append(text)
+        (total.wrong if "_Wrong" in text else total.slow).append(text)
 
 
 def _compare_all(

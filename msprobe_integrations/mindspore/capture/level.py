@@ -168,10 +168,10 @@ class PrimitiveCapture:
         api = self._api
 
         def record_call(following: Callable[..., Any], primitive: Any, *args: Any, **kwargs: Any) -> Any:
-            found = self._known.get(id(primitive))
-            if found is None or found[3] is not entrance or not api.sees():
+            primitive_call = self._known.get(id(primitive))
+            if primitive_call is None or primitive_call[3] is not entrance or not api.sees():
                 return following(primitive, *args, **kwargs)
-            return api.around(found[1], found[2], following, (primitive, *args), kwargs, skip=1)
+            return api.around(primitive_call[1], primitive_call[2], following, (primitive, *args), kwargs, skip=1)
 
         return record_call
 

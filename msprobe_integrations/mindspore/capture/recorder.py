@@ -26,9 +26,9 @@ _edges_of_cell, _ = finders(Tensor, tensors_in, autograd.edge, autograd.needs, l
 
 def _floats(value: Any) -> list[Any]:
     """The tensors in `value` that can have a gradient, each once; before 2.10 MindSpore does not tell which ones will."""
-    found: list[Any] = []
-    tensors_in(value, found)
-    return [t for t in {id(t): t for t in found}.values() if t.dtype in autograd.TYPES]
+    tensors: list[Any] = []
+    tensors_in(value, tensors)
+    return [t for t in {id(t): t for t in tensors}.values() if t.dtype in autograd.TYPES]
 
 
 class Recorder(CallRecorder):
@@ -77,13 +77,13 @@ class Recorder(CallRecorder):
     def edges(self, args: Sequence[Any], kwargs: Any, every: bool, /) -> list[Any]:
         """Where the gradients of the inputs go, see `CallRecorder.edges`. As in the existing format a Cell has, as soon as one of its
         inputs needs a gradient, a place for each of its tensors, whatever their type."""
-        found = _edges_of(args, kwargs, every)
-        if found and not every:
-            found = _edges_of_cell(args, kwargs, True)
-        newest = autograd.newest(found)
+        edges = _edges_of(args, kwargs, every)
+        if edges and not every:
+            edges = _edges_of_cell(args, kwargs, True)
+        newest = autograd.newest(edges)
         if newest > self._newest:
             self._newest = newest
-        return found
+        return edges
 
     def sequence(self) -> int:
         """A sequence number that no node known so far has. MindSpore does not tell the one that is next."""

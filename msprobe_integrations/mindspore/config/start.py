@@ -57,14 +57,14 @@ def ranks() -> tuple[int, int]:
 
 
 def _context() -> dict[str, Any]:
-    found: dict[str, Any] = {}
+    settings: dict[str, Any] = {}
     for name in _CONTEXT:
         try:
             value = mindspore.get_context(name)
         except (ValueError, RuntimeError, KeyError, AttributeError):  # not in this version, or not for this device
             continue
-        found[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
-    return found
+        settings[name] = value if isinstance(value, (bool, int, float, str, type(None))) else str(value)
+    return settings
 
 
 def settings_of(cells: Sequence[Any], optimizers: Sequence[Any] = ()) -> dict[str, Resolved]:
@@ -101,5 +101,5 @@ def _plain(value: Any) -> Any:
         array = array_at(value)
         return float(str(array.reshape(-1)[0])) if array.size == 1 else str(array.tolist())
     if isinstance(value, (tuple, list)):
-        return [_plain(one) for one in value]
+        return [_plain(item) for item in value]
     return value if isinstance(value, (bool, int, float, str, type(None))) else type(value).__name__

@@ -62,7 +62,7 @@ class GradientStep(step.GradientStep[MindSporeBackend]):
         pending, taken = self._backend.finish_step(), self._taken
 
         def write(files: StepFiles, number: int) -> None:
-            files.write(number, [Gradient(*one) for one in taken], pending.rows())
+            files.write(number, [Gradient(*gradient) for gradient in taken], pending.rows())
 
         return write
 
@@ -128,7 +128,7 @@ class GradientProbe(GradientUpdates):
                     return
 
     def _after(self, *_: Any) -> None:
-        if not self._off and all(one in self._stepped for one in self._views):
+        if not self._off and all(optimizer_seen in self._stepped for optimizer_seen in self._views):
             with self.faults.guard(PART):
                 self._finish()
 
@@ -152,13 +152,13 @@ _FLOATS = frozenset(("Float16", "Float32", "Float64", "BFloat16"))
 def pack_signs(flat: npt.NDArray[Any]) -> Bytes:
     """The signs of [n] numbers as `msprobe_engine.formats.grad_probe.signs` has them, [ceil(n / 4)]."""
     out = np.zeros(packed_size(flat.size), np.uint8)
-    for at in range(0, flat.size, _PIECE):
-        piece = _comparable(flat[at : at + _PIECE])
+    for start in range(0, flat.size, _PIECE):
+        piece = _comparable(flat[start : start + _PIECE])
         codes = np.zeros(-(-piece.size // 4) * 4, np.uint8)
         nan = piece != piece  # only NaN differs from itself
         codes[: piece.size] = (piece > 0) + 2 * (piece < 0).view(np.uint8) + 3 * nan.view(np.uint8)
         four = codes.reshape(-1, 4)
-        out[at // 4 : at // 4 + len(four)] = four[:, 0] | four[:, 1] << 2 | four[:, 2] << 4 | four[:, 3] << 6
+        out[start // 4 : start // 4 + len(four)] = four[:, 0] | four[:, 1] << 2 | four[:, 2] << 4 | four[:, 3] << 6
     return out
 
 
@@ -166,8 +166,8 @@ def count_below(flat: npt.NDArray[Any], bounds: Sequence[float]) -> npt.NDArray[
     """How many of [n] numbers are <= each bound, [len(bounds)]; both rounded to the type the comparison is made in: float64 for float64,
     else float32. NaN is below nothing."""
     out = np.zeros(len(bounds), np.int64)
-    for at in range(0, flat.size, _PIECE):
-        piece = _comparable(flat[at : at + _PIECE])
+    for start in range(0, flat.size, _PIECE):
+        piece = _comparable(flat[start : start + _PIECE])
         for i, bound in enumerate(bounds):
             out[i] += np.count_nonzero(piece <= piece.dtype.type(bound))
     return out

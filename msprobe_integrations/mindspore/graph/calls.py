@@ -298,8 +298,10 @@ class GraphCalls:
 
     def _gradients(self, call: GraphCall, part: int, forward: int) -> list[TensorRef | None]:
         """One place per tensor that the call was given, or gave, and that can have a gradient; None where none has come."""
-        places = {path for at, path in call.gradients if at == part}
-        places |= {path for (at, path), ref in call.values.items() if at == forward and ref.description.dtype in notes.WITH_GRADIENT}
+        places = {path for call_part, path in call.gradients if call_part == part}
+        places |= {
+            path for (call_part, path), ref in call.values.items() if call_part == forward and ref.description.dtype in notes.WITH_GRADIENT
+        }
         return [call.gradients.get((part, path)) for path in sorted(places, key=_order)]
 
     def _insert(self, entry: Entry, call: GraphCall) -> None:

@@ -300,8 +300,8 @@ def _jit_level() -> Any:
 
 def compiled_graphs() -> int:
     """How many graphs this process has compiled that are still there."""
-    found = len(getattr(api_module(), "ms_compile_cache", None) or ())
-    return found + sum(len(getattr(cell, "compile_cache", None) or ()) for cell in live_cells())
+    count = len(getattr(api_module(), "ms_compile_cache", None) or ())
+    return count + sum(len(getattr(cell, "compile_cache", None) or ()) for cell in live_cells())
 
 
 def live_cells() -> Iterator[Any]:

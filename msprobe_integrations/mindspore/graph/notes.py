@@ -86,11 +86,11 @@ def _number(key: Hashable, made: Any, table: list[Any]) -> int:
     global _written
     with _lock:
         _written += 1
-        found = _known.get(key)
-        if found is None:
-            found = _known[key] = len(table)
+        number = _known.get(key)
+        if number is None:
+            number = _known[key] = len(table)
             table.append(made)
-        return found
+        return number
 
 
 def _explain_missing(dtype: str, shape: Sequence[int]) -> str:
@@ -151,11 +151,11 @@ def place(part: int, path: Any, dtype: Any, scalar: bool) -> int:
     """Number of the place of a tensor; that of its gradient is one more."""
     made = Place(part, tuple(path), str(dtype), scalar)
     with _lock:
-        found = _known.get(made)
-        if found is None:
-            found = _known[made] = len(_places)
+        number = _known.get(made)
+        if number is None:
+            number = _known[made] = len(_places)
             _places.extend((made, made._replace(part=part + GRADIENT)))
-        return found
+        return number
 
 
 @ops.constexpr

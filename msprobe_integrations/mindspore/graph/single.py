@@ -249,11 +249,11 @@ def target(save_dir: Any, name: Any, dtype: Any, scalar: bool) -> int:
     """Number of a place; run by the compiler."""
     made = Target(str(save_dir), str(name), str(dtype), scalar)
     with _lock:
-        found = _numbers.get(made)
-        if found is None:
-            found = _numbers[made] = len(_targets)
+        number = _numbers.get(made)
+        if number is None:
+            number = _numbers[made] = len(_targets)
             _targets.append(made)
-        return found
+        return number
 
 
 def write_graph_tensor(value: Any, number: int) -> None:

@@ -88,13 +88,13 @@ def edge(tensor: Any) -> Edge | None:
 
 def newest(edges: Sequence[Edge | None]) -> int:
     """The highest sequence number among the nodes of `edges`, -1 when there is none."""
-    found = -1
+    highest = -1
     for known in edges:
         if known is not None:
             number = known[2]._sequence_nr()
-            if found < number < _LEAF:
-                found = number
-    return found
+            if highest < number < _LEAF:
+                highest = number
+    return highest
 
 
 class Watch(GradientWatch):

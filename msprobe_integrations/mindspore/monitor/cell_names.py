@@ -29,11 +29,11 @@ def unwrap_model(model: Any) -> Any:
 
 def parameter_names(models: Sequence[Any]) -> dict[int, tuple[int, str]]:
     """Chunk and path of every parameter of the models, by id; the first path of one that is shared."""
-    found: dict[int, tuple[int, str]] = {}
+    names: dict[int, tuple[int, str]] = {}
     for chunk, model in enumerate(models):
         for name, parameter in named_parameters(unwrap_model(model)):
-            found.setdefault(id(parameter), (chunk, name))
-    return found
+            names.setdefault(id(parameter), (chunk, name))
+    return names
 
 
 def named_cells(models: Sequence[Any]) -> Iterator[Named]:

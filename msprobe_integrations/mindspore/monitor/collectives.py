@@ -209,9 +209,9 @@ class CollectiveWatch(CollectiveSamples):
         return result
 
     def _add_samples(self, call: _Call, when: str, values: Any) -> None:
-        found: list[Any] = []
-        tensors_in(values, found)
-        for i, tensor in enumerate(found):
+        tensors: list[Any] = []
+        tensors_in(values, tensors)
+        for i, tensor in enumerate(tensors):
             ref = self._probe.backend.reduce(tensor)
             self.add(ref, call.name, when, call.number, i, call.site, call.group, call.micro_step)
 

@@ -72,9 +72,9 @@ class ProbeCallback(Callback):  # type: ignore[misc]  # mindspore has no types
 
 def _numbers(outputs: Any) -> Mapping[str, Any]:
     """What a training step gives: the loss, or (loss, overflow, loss scale)."""
-    found = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
+    values = list(outputs) if isinstance(outputs, (tuple, list)) else [outputs]
     numbers: dict[str, Any] = {}
-    for name, value in zip(("loss", "skipped", "loss_scale"), found):
+    for name, value in zip(("loss", "skipped", "loss_scale"), values):
         if isinstance(value, mindspore.Tensor) and numel_of(value) == 1:
             numbers[name] = value.astype(mindspore.float32) if value.dtype == mindspore.bool_ else value
         elif isinstance(value, (int, float)):

@@ -105,27 +105,27 @@ class CellWatch:
         return pre, post
 
     def _begin_call(self, site: _Site, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
-        found = inputs_of(args, kwargs)
-        names = [f"{site.name}.input{end}" for end, _ in found]
+        tensors = inputs_of(args, kwargs)
+        names = [f"{site.name}.input{end}" for end, _ in tensors]
         micro_step = self._side.micro_step(site.chunk)
         if self._forward:
-            self._add_samples(site.chunk, micro_step, names, found)
-        edges = [autograd.edge(tensor) for _, tensor in found] if self._backward and autograd.recording() else []
+            self._add_samples(site.chunk, micro_step, names, tensors)
+        edges = [autograd.edge(tensor) for _, tensor in tensors] if self._backward and autograd.recording() else []
         self._newest = max(self._newest, autograd.newest(edges))
         site.started.append((names, edges, micro_step, self._newest + 1))
 
     def _end_call(self, site: _Site, result: Any) -> None:
         names, edges, micro_step, since = site.started.pop()
-        found = outputs_of(result)
-        ends = [f"{site.name}.output{end}" for end, _ in found]
+        tensors = outputs_of(result)
+        ends = [f"{site.name}.output{end}" for end, _ in tensors]
         if self._forward:
-            self._add_samples(site.chunk, micro_step, ends, found)
+            self._add_samples(site.chunk, micro_step, ends, tensors)
         if self._backward and autograd.recording():
-            self._watch_gradients((site.chunk, micro_step, names, ends), edges, [tensor for _, tensor in found], since)
+            self._watch_gradients((site.chunk, micro_step, names, ends), edges, [tensor for _, tensor in tensors], since)
 
-    def _add_samples(self, chunk: int, micro_step: int, names: list[str], found: Found) -> None:
+    def _add_samples(self, chunk: int, micro_step: int, names: list[str], tensors: Found) -> None:
         backend, append = self._probe.backend, self._probe.pipeline.samples.append
-        for name, (_, tensor) in zip(names, found):
+        for name, (_, tensor) in zip(names, tensors):
             ref = backend.reduce(tensor)
             extra = self._histogram(tensor) if self._drawn and ref.row >= 0 else {}
             append(_new(Sample, ("actv", name, ref, "", micro_step, chunk, extra)))

@@ -388,10 +388,10 @@ class _Root:
 
     def _identity(self) -> tuple[int, int]:
         try:
-            found = os.stat(self._path)
+            status = os.stat(self._path)
         except OSError:
             return 0, 0
-        return found.st_dev, found.st_ino
+        return status.st_dev, status.st_ino
 
 
 def _same(before: Saved | None, now: Saved | None) -> bool:

@@ -99,11 +99,11 @@ class Bench:
 
     def select_differing(self, verdicts: dict[str, Verdict]) -> list[str]:
         """Names of the differing records that are still wanted; counts them."""
-        found = [name for name, verdict in verdicts.items() if verdict.kind == DIFFERING]
+        names = [name for name, verdict in verdicts.items() if verdict.kind == DIFFERING]
         if self.left >= 0:
-            found = found[: self.left]
-            self.left -= len(found)
-        return found
+            names = names[: self.left]
+            self.left -= len(names)
+        return names
 
     def _read_step(self, step: int, rank: int | None) -> _Step:
         if self._dump is None:

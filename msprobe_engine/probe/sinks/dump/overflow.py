@@ -54,22 +54,22 @@ class OverflowSink(ChosenRecords):
         return self._overflows.left == 0
 
     def choose(self, frame: Frame, alerts: Sequence[Alert]) -> None:
-        found = [entry.name for entry in frame.entries if not holds_gradients(entry.name) and _not_finite(entry, frame.rows)]
-        if not found:
+        names = [entry.name for entry in frame.entries if not holds_gradients(entry.name) and _not_finite(entry, frame.rows)]
+        if not names:
             self._skip(CLEAN)
             self.discard(frame.step)
             return
         if self._overflows.left > 0:
-            found = found[: self._overflows.left]
-            self._overflows.left -= len(found)
-        self._log_calls(frame.step, found)
-        self.write_only(frame, found, alerts)
+            names = names[: self._overflows.left]
+            self._overflows.left -= len(names)
+        self._log_calls(frame.step, names)
+        self.write_only(frame, names, alerts)
 
-    def _log_calls(self, step: int, found: Collection[str]) -> None:
-        for name in list(found)[:_LINES]:
+    def _log_calls(self, step: int, names: Collection[str]) -> None:
+        for name in list(names)[:_LINES]:
             _log.warning("Overflow detected. step %d: %s has NaN or Inf in an input or output", step, one_line(name))
-        if len(found) > _LINES:
-            _log.warning("Overflow detected. step %d: %d more calls", step, len(found) - _LINES)
+        if len(names) > _LINES:
+            _log.warning("Overflow detected. step %d: %d more calls", step, len(names) - _LINES)
         if self.done:
             _log.info("as many calls with NaN or Inf as overflow_nums asks for were found; nothing more is collected")
 

@@ -292,5 +292,5 @@ def _count(samples: Sequence[Sample]) -> tuple[dict[str, float], dict[str, float
 
 def element_size(dtype: str) -> float:
     """Bytes of one element, from the name of its type; 1 for bool and types without a number."""
-    found = _BITS.search(dtype)
-    return int(found.group(1)) / 8 if found is not None else 1.0
+    match = _BITS.search(dtype)
+    return int(match.group(1)) / 8 if match is not None else 1.0

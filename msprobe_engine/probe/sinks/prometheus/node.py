@@ -74,8 +74,8 @@ class NodeDirectory:
     def _is_ours(self) -> bool:
         """Anybody may write to /dev/shm, so somebody else may have made a directory or link of that name."""
         with contextlib.suppress(OSError):
-            found = os.lstat(self.memory)
-            return stat.S_ISDIR(found.st_mode) and found.st_uid == os.getuid() and not found.st_mode & 0o022
+            status = os.lstat(self.memory)
+            return stat.S_ISDIR(status.st_mode) and status.st_uid == os.getuid() and not status.st_mode & 0o022
         return False
 
 
@@ -90,8 +90,8 @@ def write_snapshot(directory: Path, rank: int, families: list[Family], now: floa
     Raises:
         SinkError: it cannot be written.
     """
-    told = [[family.name, family.samples] for family in families]
-    data = json.dumps({"written": now, "rank": rank, "families": told}, separators=(",", ":"), allow_nan=False)
+    content = [[family.name, family.samples] for family in families]
+    data = json.dumps({"written": now, "rank": rank, "families": content}, separators=(",", ":"), allow_nan=False)
     replace_file(snapshot_path(directory, rank), data.encode())
 
 

@@ -227,10 +227,10 @@ class PrometheusSink(Sink):
 
     def families(self) -> list[Family]:
         """What a scrape gets: this rank, and the others of the node where this rank serves them."""
-        found = self._metrics.families()
+        families = self._metrics.families()
         if self._serves_node and self._node is not None:
-            found = node_families(found, self._node.sources(), self._others, time.time())
-        return fold_ranks(found, self._first_rank) if self._folded else found
+            families = node_families(families, self._node.sources(), self._others, time.time())
+        return fold_ranks(families, self._first_rank) if self._folded else families
 
     def _open_endpoint(self, settings: PrometheusSettings, output_dir: Path, local_rank: int, local_world_size: int) -> None:
         port = settings.port

@@ -130,7 +130,7 @@ class TrackerSink(Sink):
 
 def _tag(key: Key) -> str:
     metric, labels = key
-    found = dict(labels)
+    by_name = dict(labels)
     more = "".join(f"_{value}" for name, value in labels if name != "layer" and value not in _DEFAULTS)
-    layer = found.get("layer", "")
+    layer = by_name.get("layer", "")
     return f"{PREFIX}{metric}{more}/{layer}" if layer else f"{PREFIX}{metric}{more}"

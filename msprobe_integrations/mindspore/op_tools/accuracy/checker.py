@@ -169,8 +169,8 @@ def _with_existing(result: CallResult, data: Mapping[str, Any], compat: bool) ->
 
 
 def _round_off(kind: str) -> float:
-    found = float_type(kind)
-    return found.round_off if found is not None else 0.0
+    float_kind = float_type(kind)
+    return float_kind.round_off if float_kind is not None else 0.0
 
 
 def _judge_results(

@@ -83,8 +83,8 @@ def array_of(value: Any) -> Any:
     """A tensor as an array of its own, bfloat16 as float32; other values as they are."""
     if not isinstance(value, Tensor):
         return value
-    found: npt.NDArray[Any] = value.asnumpy()
-    return found.astype(np.float32) if str(value.dtype) == "BFloat16" else found.copy()
+    array: npt.NDArray[Any] = value.asnumpy()
+    return array.astype(np.float32) if str(value.dtype) == "BFloat16" else array.copy()
 
 
 def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:

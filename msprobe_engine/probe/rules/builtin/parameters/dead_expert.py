@@ -64,8 +64,8 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
             return f"{sample.vpp_stage} router {sample.name}" if wanted else None
         # Parameters count as names only: they say which experts there are besides those that have a gradient.
         if "grad" in self.kinds and (sample.family.startswith("param_") or (sample.family == "grad_reduced" and sample.phase != "clipped")):
-            found = EXPERT.match(sample.name)
-            return f"{sample.vpp_stage} gradient {found[1]}.{found[2]}" if found else None
+            match = EXPERT.match(sample.name)
+            return f"{sample.vpp_stage} gradient {match[1]}.{match[2]}" if match else None
         return None
 
     def check(self, frame: Frame) -> list[Alert]:

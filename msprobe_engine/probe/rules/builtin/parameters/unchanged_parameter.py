@@ -123,14 +123,14 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
         """Where there is a finite gradient other than zero; everywhere when none is monitored."""
         if not partners.any_gradient:
             return np.ones(len(partners.gradient), np.bool_)
-        at = np.maximum(partners.gradient, 0)
-        out: Mask = (partners.gradient >= 0) & table.finite[at] & (table.zeros[at] < table.count[at])
+        rows = np.maximum(partners.gradient, 0)
+        out: Mask = (partners.gradient >= 0) & table.finite[rows] & (table.zeros[rows] < table.count[rows])
         return out
 
     def _idle(self, table: Table, partners: _Partners) -> Mask:
         """Where there is no gradient, or one of exact zeros."""
-        at = np.maximum(partners.gradient, 0)
-        out: Mask = (partners.gradient < 0) | (table.zeros[at] == table.count[at])
+        rows = np.maximum(partners.gradient, 0)
+        out: Mask = (partners.gradient < 0) | (table.zeros[rows] == table.count[rows])
         return out
 
     def _partners_of(self, frame: Frame, view: View) -> _Partners:

@@ -70,12 +70,12 @@ class WrittenParameterRule(Rule):
             self._norms = {name: _norm(table[row]) for name, row in places.after.items()}
         return alerts
 
-    def _alert(self, frame: Frame, layout: Layout, table: npt.NDArray[np.float64], name: str, at: int) -> Alert:
-        norm, before = _norm(table[at]), self._norms[name]
+    def _alert(self, frame: Frame, layout: Layout, table: npt.NDArray[np.float64], name: str, row: int) -> Alert:
+        norm, before = _norm(table[row]), self._norms[name]
         seen = f"norm {number(norm)}, {number(before)} after the update of step {frame.step - 1}"
         if number(norm) == number(before):
             seen += "; its elements are others"
-        return alert_at(frame, layout, at, rule=self, value=norm, expected="what the update has left", seen=seen)
+        return alert_at(frame, layout, row, rule=self, value=norm, expected="what the update has left", seen=seen)
 
     def _places_of(self, frame: Frame, layout: Layout) -> _Places:
         places = self._places.get(layout.number)

@@ -159,8 +159,8 @@ class NanInfRule(Rule):
         if not len(frame.rows) or not nonfinite(frame.rows).any():
             return None
         layout = self.layouts.of(frame)
-        found, _ = self._hits(frame, layout)
-        return (layout.names[found[0]], layout.order_rows(frame)[found[0]]) if found else None
+        rows, _ = self._hits(frame, layout)
+        return (layout.names[rows[0]], layout.order_rows(frame)[rows[0]]) if rows else None
 
     def _hits(self, frame: Frame, layout: Layout) -> tuple[list[int], list[int]]:
         """Tensors that are not finite, in order, and those whose -Inf is taken for that of a mask."""
@@ -180,12 +180,12 @@ class NanInfRule(Rule):
         born = {i for i in before if self._masks.is_born(frame, layout, ints, i)}
         return sorted([*hits, *born]), [i for i in before if i not in born]
 
-    def _is_left_behind(self, frame: Frame, layout: Layout, found: list[int], ints: Integers) -> bool:
+    def _is_left_behind(self, frame: Frame, layout: Layout, rows: list[int], ints: Integers) -> bool:
         """Are these gradients of activations, which no gradient of a parameter and no number of the step takes over? The derivative of a
         root at 0 is infinite, and a ReLU before it lets nothing of that through. The gradient of the first call has to be finite as well:
         a stage of a pipeline hands it to another rank."""
         backward = np.flatnonzero(layout.mask(("activation_grad",)))
-        if not layout.mask(("grad",)).any() or frame.skipped or not set(found) <= set(backward.tolist()):
+        if not layout.mask(("grad",)).any() or frame.skipped or not set(rows) <= set(backward.tolist()):
             return False
         elsewhere = ~layout.mask(("activation", "activation_grad"))
         elsewhere[backward] = layout.order[backward] == layout.order[backward].max(initial=0)
@@ -195,8 +195,8 @@ class NanInfRule(Rule):
         bad &= layout.mask(self.kinds)
         if not bad.any():
             return []
-        found = np.flatnonzero(bad & self._computed.of(layout))
-        return [i for i in found.tolist() if not is_excluded(layout.names[i], self.args.exclude)]
+        rows = np.flatnonzero(bad & self._computed.of(layout))
+        return [i for i in rows.tolist() if not is_excluded(layout.names[i], self.args.exclude)]
 
     def _severity_of(self, kind: str, frame: Frame) -> str:
         if self._given_severity:
@@ -226,13 +226,13 @@ class Masks:
         self.passed_over: dict[str, Any] = {}
         self._harmless: set[str] = set()
 
-    def without_harm(self, frame: Frame, layout: Layout, found: list[int]) -> None:
+    def without_harm(self, frame: Frame, layout: Layout, rows: list[int]) -> None:
         """Nothing else of the frame is wrong: these tensors with -Inf are masks, here and in later frames."""
-        new = [key for i in found if (key := layout.keys[i]) not in self._harmless]
+        new = [key for i in rows if (key := layout.keys[i]) not in self._harmless]
         if not new:
             return
         if not self.passed_over:
-            self.passed_over.update(tensors=0, first=layout.names[found[0]], step=frame.step)
+            self.passed_over.update(tensors=0, first=layout.names[rows[0]], step=frame.step)
         self.passed_over["tensors"] += len(new)
         if len(self._harmless) < _KEPT:
             self._harmless.update(new)
