@@ -337,6 +337,6 @@ def test_rows_that_are_told_stand_beside_others(tmp_path: Path) -> None:
     first, second = (graph(tmp_path / side, records) for side in ("target", "golden"))
     partners = [second.index[name] for name in first.names]
     told = told_rows(first, pair_rows(first, second, partners), {0: 1, 1: 0})
-    assert list(zip(told.left.tolist(), told.right.tolist())) == [(0, 1), (1, 0), (3, 3), (4, 4)]
+    assert list(zip(told.target_rows.tolist(), told.golden_rows.tolist())) == [(0, 1), (1, 0), (3, 3), (4, 4)]
     assert [first.names[node] for node in told.nodes] == ["Torch.add.0.forward", "Torch.mul.0.forward"]
     assert told.starts.tolist() == [0, 2]

@@ -21,48 +21,48 @@ _RUN_FIRST = ("cmp", "bench")
 _TONES = {CHANGES: "bad", MAY: "warn", HARMLESS: ""}
 
 
-def page(found: Comparison) -> str:
+def page(comparison: Comparison) -> str:
     """The whole document."""
-    counts = found.counts()
+    counts = comparison.counts()
     parts: list[str] = []
-    if found.differences or found.harmless:
+    if comparison.differences or comparison.harmless:
         names = ((CHANGES, "tile_changes"), (MAY, "tile_may"), (HARMLESS, "tile_harmless"))
         parts.append(tiles((_t(key), counts[severity], _TONES[severity] if counts[severity] else "") for severity, key in names))
-    parts += section(_t("differences"), _differences(found.differences))
+    parts += section(_t("differences"), _differences(comparison.differences))
     checkers = [
         (
             _word(name),
             badge(_t(level(sheet.severity)), _VERDICTS[level(sheet.severity)]),
             sheet.compared,
-            sum(one.matters for one in sheet.differences),
+            sum(difference.matters for difference in sheet.differences),
         )
-        for name in found.summary()
-        for sheet in (found.sheets[name],)
+        for name in comparison.summary()
+        for sheet in (comparison.sheets[name],)
     ]
     parts += section(_t("checkers"), table(_head("checker", "verdict", "compared", "n_differences"), checkers, numbers={2, 3}))
     sides = (
-        (_t(f"{who}_side"), *(str(found.sides[who].get(key, "-")) for key in ("path", "framework", "world_size", "host", "created")))
+        (_t(f"{who}_side"), *(str(comparison.sides[who].get(key, "-")) for key in ("path", "framework", "world_size", "host", "created")))
         for who in _RUN_FIRST
-        if who in found.sides
+        if who in comparison.sides
     )
     parts += section(_t("packs"), table(_head("side", "pack", "framework", "ranks", "host", "made"), sides, names={1}))
     derived = [
-        (_word(name), b, a, badge(_t("equals"), "good") if equal else badge(_t("differs"), "bad"))
-        for name, (a, b, equal) in found.derived.items()
+        (_word(name), target, golden, badge(_t("equals"), "good") if equal else badge(_t("differs"), "bad"))
+        for name, (golden, target, equal) in comparison.derived.items()
     ]
     parts += section(_t("derived"), table(_head("quantity", "cmp_side", "bench_side", "verdict"), derived))
-    parts += section(_t("not_compared"), bullets(found.not_compared.values()))
-    parts += section(_t("problems"), bullets(found.problems))
-    parts += section(_t("notes"), bullets(found.notes))
-    if found.harmless:
-        parts += ["<section>", fold_content(_t("n_harmless", len(found.harmless)), _differences(found.harmless)), "</section>"]
-    said = headline(found)
+    parts += section(_t("not_compared"), bullets(comparison.not_compared.values()))
+    parts += section(_t("problems"), bullets(comparison.problems))
+    parts += section(_t("notes"), bullets(comparison.notes))
+    if comparison.harmless:
+        parts += ["<section>", fold_content(_t("n_harmless", len(comparison.harmless)), _differences(comparison.harmless)), "</section>"]
+    said = headline(comparison)
     return document(
         said,
         kind="config",
         body="\n".join(parts),
         sections=("config", "config_names"),
-        verdict=_VERDICTS[found.verdict],
+        verdict=_VERDICTS[comparison.verdict],
         headline=text(said),
     )
 

@@ -29,35 +29,35 @@ class Table(NamedTuple):
     rows: Sequence[Sequence[Any]]
 
 
-def tables(found: Comparison, old: bool = False) -> Iterator[Table]:
+def tables(comparison: Comparison, old: bool = False) -> Iterator[Table]:
     """All sheets in their order.
 
     Args:
         old: ``pass_check`` as version 8.1.1 has it, True or False.
     """
-    yield _summary(found, old)
+    yield _summary(comparison, old)
     for name in CHECKERS:
-        sheet = found.sheets.get(name)
+        sheet = comparison.sheets.get(name)
         if sheet is None:
             continue
         if name in _BY_ROWS:
             columns = (*COLUMNS[name], "severity", "why")
             # rank -1: all
-            why = {(one.name, rank): one for one in sheet.differences for rank in (one.ranks or (-1,))}
+            why = {(difference.name, rank): difference for difference in sheet.differences for rank in (difference.ranks or (-1,))}
             yield Table(name, columns, [_row(row, columns, why) for row in sheet.rows])
         else:
-            matter = [one for one in found.differences if one.sheet == name]
-            yield Table(name, (*COLUMNS[name], *ADDED), [(*_cells(one), *_build_added_cells(one)) for one in matter])
+            matter = [difference for difference in comparison.differences if difference.sheet == name]
+            yield Table(name, (*COLUMNS[name], *ADDED), [(*_cells(difference), *_build_added_cells(difference)) for difference in matter])
     columns = ("sheet", "bench_name", "cmp_name", "bench_value", "cmp_value", *ADDED)
     yield Table(
-        HARMLESS_SHEET, columns, [(o.sheet, o.bench_name, o.cmp_name, o.bench, o.cmp, *_build_added_cells(o)) for o in found.harmless]
+        HARMLESS_SHEET, columns, [(o.sheet, o.bench_name, o.cmp_name, o.bench, o.cmp, *_build_added_cells(o)) for o in comparison.harmless]
     )
-    derived = [(name, a, b, equal) for name, (a, b, equal) in found.derived.items()]
+    derived = [(name, golden, target, equal) for name, (golden, target, equal) in comparison.derived.items()]
     yield Table(DERIVED_SHEET, ("quantity", "bench_value", "cmp_value", "equal"), derived)
     notes = [
-        *(("not compared", text) for text in found.not_compared.values()),
-        *(("problem", text) for text in found.problems),
-        *(("note", text) for text in found.notes),
+        *(("not compared", text) for text in comparison.not_compared.values()),
+        *(("problem", text) for text in comparison.problems),
+        *(("note", text) for text in comparison.notes),
     ]
     yield Table(NOTES_SHEET, ("kind", "text"), notes)
 

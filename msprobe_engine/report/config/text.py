@@ -11,31 +11,36 @@ TOP = 20
 _WIDTH = 16
 
 
-def text(found: Comparison, top: int = TOP) -> str:
+def text(comparison: Comparison, top: int = TOP) -> str:
     """Verdict, checkers, differences, the worst first.
 
     Args:
         top: how many differences are listed.
     """
-    told = {
-        severity: [one.sentence() for one in fold_differences(one for one in found.differences if one.severity == severity)]
+    sentences_of = {
+        severity: [
+            difference.sentence()
+            for difference in fold_differences(difference for difference in comparison.differences if difference.severity == severity)
+        ]
         for severity in (CHANGES, MAY)
     }
-    lines: list[str] = [headline(found, {severity: len(sentences) for severity, sentences in told.items()})]
-    words = ", ".join(f"{name} {level(found.sheets[name].severity)}" for name in found.summary())
+    lines: list[str] = [headline(comparison, {severity: len(sentences) for severity, sentences in sentences_of.items()})]
+    words = ", ".join(f"{name} {level(comparison.sheets[name].severity)}" for name in comparison.summary())
     lines += _label_lines("checkers", [words] if words else ["the packs have nothing in common that can be compared"])
-    for severity, sentences in told.items():
+    for severity, sentences in sentences_of.items():
         if len(sentences) > top:
             sentences[top:] = [f"... and {len(sentences) - top} more, see the report"]
         lines += _label_lines(severity.replace(" numerics", ""), sentences)
-    lines += _label_lines("computed", [f"{name}: {b}, golden {a}" for name, (a, b, equal) in found.derived.items() if not equal])
-    if found.harmless:
-        names = list(dict.fromkeys(f"{one.sheet} {one.name}" for one in found.harmless))
+    lines += _label_lines(
+        "computed", [f"{name}: {target}, golden {golden}" for name, (golden, target, equal) in comparison.derived.items() if not equal]
+    )
+    if comparison.harmless:
+        names = list(dict.fromkeys(f"{difference.sheet} {difference.name}" for difference in comparison.harmless))
         more = f" and {len(names) - MOST_HARMLESS} more" if len(names) > MOST_HARMLESS else ""
         lines += _label_lines("harmless", [", ".join(names[:MOST_HARMLESS]) + more])
-    lines += _label_lines("not compared", list(found.not_compared.values()))
-    lines += _label_lines("problem", found.problems)
-    lines += _label_lines("note", found.notes)
+    lines += _label_lines("not compared", list(comparison.not_compared.values()))
+    lines += _label_lines("problem", comparison.problems)
+    lines += _label_lines("note", comparison.notes)
     return "\n".join(one_line(line) for line in lines)
 
 

@@ -31,64 +31,64 @@ from msprobe_engine.report.graph.nodes.rows import Numbers, PairedRows, numbers_
 from msprobe_engine.report.graph.options import NEW, OLD, GraphOptions
 
 
-def compare(target: Graph, golden: Graph, options: GraphOptions, told: Divergence | None = None) -> Comparison:
+def compare(target: Graph, golden: Graph, options: GraphOptions, divergence: Divergence | None = None) -> Comparison:
     """Compare two graphs.
 
     Args:
         target, golden: with sides.
         options: of the whole; `generation` says whose rules and columns hold, numbers of both are made.
-        told: of two sides that were made of runs cut in different ways, which records belong together and where the runs part.
+        divergence: of two sides that were made of runs cut in different ways, which records belong together and where the runs part.
 
     Raises:
         UsageError: two frameworks are to be matched by name and there is no layer mapping, or the mapping is none.
     """
-    first, second = target.side, golden.side
-    if first is None or second is None:
+    target_side, golden_side = target.side, golden.side
+    if target_side is None or golden_side is None:
         raise UsageError("graph: a side without a dump cannot be compared")
-    if are_of_different_frameworks(first, second) and options.match == "exact" and not options.layer_mapping:
+    if are_of_different_frameworks(target_side, golden_side) and options.match == "exact" and not options.layer_mapping:
         raise UsageError(
-            f"graph: {first.path} is of {first.framework}, {second.path} of {second.framework}: names cannot be matched; give a layer "
-            "mapping (-lm), or match by structure"
+            f"graph: {target_side.path} is of {target_side.framework}, {golden_side.path} of {golden_side.framework}: names cannot be "
+            "matched; give a layer mapping (-lm), or match by structure"
         )
     if options.layer_mapping:
-        Mappings(layer=options.layer_mapping, loose=options.old).apply(first, second)
+        Mappings(layer=options.layer_mapping, loose=options.old).apply(target_side, golden_side)
 
     @lru_cache(1)
     def align_records() -> Aligned:
-        return align_sides(first, second)
+        return align_sides(target_side, golden_side)
 
-    if told is None:
+    if divergence is None:
         matched = match(target, golden, options, align_records)
     else:
-        matched = match_told(target, golden, (pair for structure in told.structures.values() for pair in structure.pairs))
+        matched = match_told(target, golden, (pair for structure in divergence.structures.values() for pair in structure.pairs))
     micro_steps.copy_to_golden(target, golden, matched.partners, options.match == "exact")
     rows = pair_rows(target, golden, matched.partners)
-    if told is None:
-        found = suspects.measure_graphs(target, golden, matched.partners, align_records())
+    if divergence is None:
+        measured = suspects.measure_graphs(target, golden, matched.partners, align_records())
     else:
-        found = suspects.measured_by(target, golden, matched.partners, told)
-    meant = are_of_different_frameworks(first, second) and options.match != "exact"
-    if meant and found.begun is not None:
-        rows = told_rows(target, rows, suspects.rows_in_common(found.begun.walker))
-    made = _Numbers(target, rows, task_of(first, second), options, meant)
+        measured = suspects.measured_by(target, golden, matched.partners, divergence)
+    meant = are_of_different_frameworks(target_side, golden_side) and options.match != "exact"
+    if meant and measured.begun is not None:
+        rows = told_rows(target, rows, suspects.rows_in_common(measured.begun.walker))
+    numbers = _Numbers(target, rows, task_of(target_side, golden_side), options, meant)
     return Comparison(
         target=target,
         golden=golden,
-        task=made.task,
+        task=numbers.task,
         partners=matched.partners,
         golden_partners=matched.golden_partners,
-        index=made.index_262(),
-        units=found.units,
-        index_of_811=made.index_811,
-        suspect=found.suspect,
-        suspect_text=found.text,
-        metrics=made.metrics(),
+        index=numbers.index_262(),
+        units=measured.units,
+        index_of_811=numbers.index_811,
+        suspect=measured.suspect,
+        suspect_text=measured.text,
+        metrics=numbers.metrics(),
         by_structure=matched.by_structure,
         needless=needless(target, golden, matched, align_records())
-        if told is None and are_of_different_frameworks(first, second)
+        if divergence is None and are_of_different_frameworks(target_side, golden_side)
         else (set(), set()),
         golden_rows=_golden_rows(rows),
-        begun=found.begun,
+        begun=measured.begun,
     )
 
 
@@ -106,7 +106,7 @@ def task_of(target: DumpTable, golden: DumpTable) -> TaskOfGraph:
 
 def _golden_rows(rows: PairedRows) -> Any:
     found = np.full(len(rows.target), -1, np.int64)
-    found[rows.left] = rows.right
+    found[rows.target_rows] = rows.golden_rows
     return found
 
 
@@ -125,22 +125,22 @@ class _Numbers:
     meant: bool = False
 
     @cached_property
-    def mine(self) -> Numbers:
+    def target_numbers(self) -> Numbers:
         return numbers_of(self.rows.target)
 
     @cached_property
-    def theirs(self) -> Numbers:
+    def golden_numbers(self) -> Numbers:
         return numbers_of(self.rows.golden)
 
     @cached_property
     def differences(self) -> tuple[Any, Any]:
-        return precision.relative_errors(self.rows, self.mine, self.theirs)
+        return precision.relative_errors(self.rows, self.target_numbers, self.golden_numbers)
 
     @cached_property
     def equal(self) -> Bools:
-        mine, theirs = _checksums(self.rows.target), _checksums(self.rows.golden)
-        pairs = zip(self.rows.left.tolist(), self.rows.right.tolist())
-        return np.fromiter((j >= 0 and mine[i] == theirs[j] for i, j in pairs), bool, len(self.rows))
+        target_checksums, golden_checksums = _checksums(self.rows.target), _checksums(self.rows.golden)
+        pairs = zip(self.rows.target_rows.tolist(), self.rows.golden_rows.tolist())
+        return np.fromiter((j >= 0 and target_checksums[i] == golden_checksums[j] for i, j in pairs), bool, len(self.rows))
 
     @cached_property
     def cells_old(self) -> dict[str, Sequence[Any]]:
@@ -154,14 +154,14 @@ class _Numbers:
         asked = CompareOptions(
             columns=generation, compat=True, tensor_log=self.options.tensor_log and generation == self.options.generation
         )
-        pairs = list(zip(self.rows.left.tolist(), self.rows.right.tolist()))
-        found = tensor_metrics(self.rows.target, self.rows.golden, pairs, asked)
-        if found.damaged.any():
-            first = self.rows.target.name[pairs[int(np.argmax(found.damaged))][0]]
+        pairs = list(zip(self.rows.target_rows.tolist(), self.rows.golden_rows.tolist()))
+        metrics = tensor_metrics(self.rows.target, self.rows.golden, pairs, asked)
+        if metrics.damaged.any():
+            first_name = self.rows.target.name[pairs[int(np.argmax(metrics.damaged))][0]]
             self.rows.target.add_problem(
-                f"{int(found.damaged.sum()):,} rows have a saved tensor that could not be read, the first is {first}"
+                f"{int(metrics.damaged.sum()):,} rows have a saved tensor that could not be read, the first is {first_name}"
             )
-        return {name: found.columns[name] for name in METRICS}
+        return {name: metrics.columns[name] for name in METRICS}
 
     @cached_property
     def verdicts(self) -> Verdicts:
@@ -169,8 +169,8 @@ class _Numbers:
         if self.task == "md5":
             return checks.checksums(self.equal)
         if self.task == "all":
-            return checks.tensors(self.mine, self.theirs, self.cells_new[ONE_THOUSANDTH], self.cells_new[COSINE])
-        return checks.statistics(self.mine, self.theirs, self.differences[1][:, 3])
+            return checks.tensors(self.target_numbers, self.golden_numbers, self.cells_new[ONE_THOUSANDTH], self.cells_new[COSINE])
+        return checks.statistics(self.target_numbers, self.golden_numbers, self.differences[1][:, 3])
 
     def index_262(self) -> list[float | None]:
         worst = np.maximum.reduceat(self.verdicts.levels, self.rows.starts) if len(self.rows.nodes) else np.zeros(0, np.int8)
@@ -180,9 +180,9 @@ class _Numbers:
         if self.task == "md5":
             numbers = precision.checksums_811(self.rows, self.equal)
         elif self.task == "all":
-            numbers = precision.tensors_811(self.rows, self.mine, self.cells_old[ONE_THOUSANDTH])
+            numbers = precision.tensors_811(self.rows, self.target_numbers, self.cells_old[ONE_THOUSANDTH])
         else:
-            numbers = precision.statistics_811(self.rows, self.mine, self.differences[1])
+            numbers = precision.statistics_811(self.rows, self.target_numbers, self.differences[1])
         return precision.index_811(self.graph, self.rows, numbers, self.task)
 
     def metrics(self) -> RowMetrics:

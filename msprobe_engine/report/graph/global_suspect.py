@@ -100,13 +100,13 @@ def of_two(
         fresh: set[int] = set()
         look = read_side if mappings else tables.of(step).read
         for job in jobs:
-            one = find_walk(job)
-            if job.step == step and one is not None:
-                target[job.rank], golden[job.rank] = one.sides
+            walk = find_walk(job)
+            if job.step == step and walk is not None:
+                target[job.rank], golden[job.rank] = walk.sides
             elif job.step == step:
                 _read_sides(look, job.ranks, target, problems)
-                theirs = job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks)
-                _read_sides(look, theirs, golden, problems)
+                golden_paths = job.golden_ranks if job.members else tuple((job.rank, path) for _, path in job.golden_ranks)
+                _read_sides(look, golden_paths, golden, problems)
                 fresh.update(rank for rank, _ in job.ranks if rank in target)
         mappings.apply_all({rank: target[rank] for rank in fresh}, golden)
         for sides in (target, golden):

@@ -36,8 +36,8 @@ class Job:
     def for_workers(self) -> Job:
         """The same for a process that may run in another directory."""
         golden = None if self.golden is None else _absolute(self.golden)
-        members, theirs = ([(rank, _absolute(path)) for rank, path in some] for some in (self.members, self.golden_members))
-        return replace(self, target=_absolute(self.target), golden=golden, members=tuple(members), golden_members=tuple(theirs))
+        members, golden_members = ([(rank, _absolute(path)) for rank, path in some] for some in (self.members, self.golden_members))
+        return replace(self, target=_absolute(self.target), golden=golden, members=tuple(members), golden_members=tuple(golden_members))
 
     @property
     def size(self) -> int:

@@ -73,16 +73,18 @@ def calls(parts: Mapping[Key, Part], followed: Sequence[Job], led: Mapping[Key, 
 
 def links(drawn: Sequence[Part], made: Calls) -> dict[Key, tuple[Linked, ...]]:
     """Step and rank of each graph -> links of the target's nodes and, with two sides, of the golden ones."""
-    found: dict[Key, tuple[Linked, ...]] = {}
+    linked: dict[Key, tuple[Linked, ...]] = {}
     for step in sorted({part.job.step for part in drawn}):
-        ranks = {rank: some for (at, rank), some in made.items() if at == step and some}
+        ranks = {rank: some for (key_step, rank), some in made.items() if key_step == step and some}
         if len(ranks) < 2:
             continue
-        mine = [part.job.rank for part in drawn if part.job.step == step and part.job.rank in ranks]
-        sides = [link({rank: some[side] for rank, some in ranks.items()}, set(mine)) for side in range(len(next(iter(ranks.values()))))]
-        for rank in mine:
-            found[step, rank] = tuple(of_ranks.get(rank, {}) for of_ranks in sides)
-    return found
+        drawn_ranks = [part.job.rank for part in drawn if part.job.step == step and part.job.rank in ranks]
+        sides = [
+            link({rank: some[side] for rank, some in ranks.items()}, set(drawn_ranks)) for side in range(len(next(iter(ranks.values()))))
+        ]
+        for rank in drawn_ranks:
+            linked[step, rank] = tuple(of_ranks.get(rank, {}) for of_ranks in sides)
+    return linked
 
 
 def apart(followed: Sequence[Job], led: Mapping[Key, Key], found: Suspects) -> list[Job]:

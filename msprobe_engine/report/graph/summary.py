@@ -86,10 +86,10 @@ class Result:
         records = np.asarray(made.target.records) >= 0
         matched = np.asarray(made.partners) >= 0
         self.matched += int((records & matched).sum())
-        mine, theirs = map(len, made.needless)
-        self.unmatched += int((records & ~matched).sum()) - mine
-        self.only_golden += int(((np.asarray(made.golden.records) >= 0) & (np.asarray(made.golden_partners) < 0)).sum()) - theirs
-        self.needless += mine + theirs
+        target_needless, golden_needless = map(len, made.needless)
+        self.unmatched += int((records & ~matched).sum()) - target_needless
+        self.only_golden += int(((np.asarray(made.golden.records) >= 0) & (np.asarray(made.golden_partners) < 0)).sum()) - golden_needless
+        self.needless += target_needless + golden_needless
         self.by_structure += len(made.by_structure)
         units = np.where(np.isnan(made.units) | ~records, 0.0, made.units)  # what encloses a node has the largest of what is in it
         self.over += int((units > 1).sum())

@@ -50,18 +50,18 @@ def measure_graphs(target: Graph, golden: Graph, partners: Sequence[int], aligne
         partners: golden node of each target node, -1 for none.
         aligned: their records by structure; the search for the first difference goes by these.
     """
-    first, second = target.side, golden.side
-    assert first is not None
-    assert second is not None
-    begun = walk_rank(first, second, aligned)
+    target_side, golden_side = target.side, golden.side
+    assert target_side is not None
+    assert golden_side is not None
+    begun = walk_rank(target_side, golden_side, aligned)
     units = np.full(len(target), np.nan)
-    done = _by_walker(units, target, golden, partners, begun.walker)
-    rest = [node for node, other in enumerate(partners) if other >= 0 and node not in done]
+    measured_nodes = _by_walker(units, target, golden, partners, begun.walker)
+    rest = [node for node, other in enumerate(partners) if other >= 0 and node not in measured_nodes]
     _directly(units, target, golden, partners, rest)
     _containers(units, target)
-    found = _with_suspect(units, target, diverge({0: first}, {0: second}, begun={0: begun}))
-    found.begun = begun
-    return found
+    measured = _with_suspect(units, target, diverge({0: target_side}, {0: golden_side}, begun={0: begun}))
+    measured.begun = begun
+    return measured
 
 
 def measured_by(target: Graph, golden: Graph, partners: Sequence[int], told: Divergence) -> Measured:
@@ -87,37 +87,37 @@ def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
 def rows_in_common(walker: DifferenceWalk) -> dict[int, int]:
     """Row of the target's file -> row of the golden file, of two frameworks: rows that mean the same. What one side has as several tensors
     is not among them."""
-    mine, theirs = walker.side, walker.golden.side
-    if not isinstance(mine, CommonSide) or not isinstance(theirs, CommonSide):
+    target_side, golden_side = walker.side, walker.golden.side
+    if not isinstance(target_side, CommonSide) or not isinstance(golden_side, CommonSide):
         return {}
-    pairs = ((mine.rows_before[x], theirs.rows_before[y]) for x, y in walker.rows)
-    return {one[0]: other[0] for one, other in pairs if len(one) == len(other) == 1}
+    pairs = ((target_side.rows_before[target_row], golden_side.rows_before[golden_row]) for target_row, golden_row in walker.rows)
+    return {target_rows[0]: golden_rows[0] for target_rows, golden_rows in pairs if len(target_rows) == len(golden_rows) == 1}
 
 
 def _by_walker(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], walker: DifferenceWalk) -> set[int]:
     """Fill in nodes whose records the walk has beside each other; returns them."""
-    done: set[int] = set()
-    for (x, y), value in zip(walker.structure.pairs, _units(walker).tolist()):
-        theirs = standing_for(golden, walker.golden.side, y)
-        for node in standing_for(target, walker.side, x):
-            if partners[node] in theirs:
+    filled: set[int] = set()
+    for (target_record, golden_record), value in zip(walker.structure.pairs, _units(walker).tolist()):
+        golden_nodes = standing_for(golden, walker.golden.side, golden_record)
+        for node in standing_for(target, walker.side, target_record):
+            if partners[node] in golden_nodes:
                 units[node] = value
-                done.add(node)
-    return done
+                filled.add(node)
+    return filled
 
 
 def _directly(units: Floats, target: Graph, golden: Graph, partners: Sequence[int], nodes: Sequence[int]) -> None:
     """Fill in nodes that are beside others than the structure says."""
-    first, second = target.side, golden.side
-    assert first is not None
-    assert second is not None
+    target_side, golden_side = target.side, golden.side
+    assert target_side is not None
+    assert golden_side is not None
     pairs = [((target.records[node], golden.records[partners[node]]), node) for node in nodes]
     pairs = [(pair, node) for pair, node in pairs if min(pair) >= 0]
     if pairs:
-        walker = DifferenceWalk(Tree(first), Tree(second), Structure([pair for pair, _ in pairs]))
-        found = dict(zip(walker.structure.pairs, _units(walker).tolist()))  # pieces of flat buffers are no pairs
+        walker = DifferenceWalk(Tree(target_side), Tree(golden_side), Structure([pair for pair, _ in pairs]))
+        unit_of_pair = dict(zip(walker.structure.pairs, _units(walker).tolist()))  # pieces of flat buffers are no pairs
         for pair, node in pairs:
-            units[node] = found.get(pair, units[node])
+            units[node] = unit_of_pair.get(pair, units[node])
 
 
 def _containers(units: Floats, target: Graph) -> None:

@@ -168,14 +168,14 @@ def _run(
     scheduler: str,
 ) -> None:
     """Do tasks and put what they came to into `results`. `word`: for the bar of progress."""
-    given, here = {task.key: task for task in tasks}, directory
+    given, given_directory = {task.key: task for task in tasks}, directory
     if scheduler:  # its workers run in directories of their own
         tasks, options, directory = [absolute_task(task) for task in tasks], absolute_options(options), directory.resolve()
     work = partial(compare_guarded, options=options, output=os.fspath(directory), stamp=manifest.stamp, keep=keep)
     kind = "dask" if scheduler else options.scheduler
     with bar(word, len(tasks)) as advance, collection_paused():
         for task, result in run_jobs(tasks, work, build_failed_result, kind, options.workers, options.memory_mb, scheduler):
-            result.files = [os.fspath(here / os.path.relpath(file, directory)) for file in result.files]
+            result.files = [os.fspath(given_directory / os.path.relpath(file, directory)) for file in result.files]
             results[task.key] = result
             manifest.add_result(given[task.key], result)
             advance(task.place)
@@ -265,11 +265,11 @@ def _sides(
     for rank, task in ranks:
         try:
             begun = results[task.key].begun
-            both = begun.sides if begun is not None else (read(task.target), read(task.golden))
+            pair = begun.sides if begun is not None else (read(task.target), read(task.golden))
             if begun is None:
-                mappings.apply(*both)
-            if len(both[0]) and len(both[1]):
-                target[rank], golden[rank] = both
+                mappings.apply(*pair)
+            if len(pair[0]) and len(pair[1]):
+                target[rank], golden[rank] = pair
         except DumpFormatError as error:
             problems.append(str(error))
     finite.update(files_without(target) | files_without(golden))
@@ -305,8 +305,8 @@ def _whole_steps(
 
     task = next(task for task in tasks if (task.step or 0) == step)
     golden_step = layout.step_of(task.golden.resolve().parent.parent.name)
-    one, two = (run.need_dump() for run in runs)
-    target, golden = read_step(one, step, problems), read_step(two, step if golden_step is None else golden_step, problems)
+    target_dump, golden_dump = (run.need_dump() for run in runs)
+    target, golden = read_step(target_dump, step, problems), read_step(golden_dump, step if golden_step is None else golden_step, problems)
     mappings.apply_all(target, golden)
     return target, golden
 

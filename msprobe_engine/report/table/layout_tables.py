@@ -52,9 +52,9 @@ def _differ(task: Task, dumps: Sequence[DumpDirectory | None]) -> bool:
         ranks = [_number_of_ranks(path, dump) for path, dump in zip((task.target, task.golden), dumps)]
         if ranks[0] == ranks[1]:
             return False
-        a, b = _sides(task)
-        a, b, other = together(a, b, [], [])
-        return bool(other) or layouts.differ(a, b)
+        target, golden = _sides(task)
+        target, golden, other = together(target, golden, [], [])
+        return bool(other) or layouts.differ(target, golden)
     except DumpFormatError:
         return False
 
@@ -102,9 +102,9 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Glo
     ranks = target
     target, golden, _ = together(target, golden, [], [])
     problems += describe_lost_mapping(ranks, target)
-    ours, theirs = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
-    turn = len(theirs) > len(ours)  # as the diagnosis does it
-    joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
+    target_piece, golden_piece = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
+    turn = len(golden_piece) > len(target_piece)  # as the diagnosis does it
+    joiner = Unsharder(golden_piece, target_piece) if turn else Unsharder(target_piece, golden_piece)
     whole = joiner.join_turned() if turn else joiner.join()
     rows, _ = distances.paired_rows(whole.target, whole.golden, whole.structure.pairs)
     left_out = {*whole.skipped, *of_groups(whole.target)}

@@ -161,28 +161,28 @@ def _read_metrics(
     """The metrics, and name -> metric -> value; None when the table is of another kind."""
     rows = read_table(path)
     header = next(rows, [])
-    mine = _metrics(header)
-    if not mine:
+    own_metrics = _metrics(header)
+    if not own_metrics:
         kind = "checksums" if TARGET_MD5 in header else "no comparison"
         lost.append(f"{path.name} is left out: it holds {kind}; tables of statistics or tensors can be merged.")
         return None
     if wanted.metrics:
-        mine = tuple(name for name in wanted.metrics if name in mine)
-        if len(mine) < len(wanted.metrics):
-            lost.append(f"{path.name} is left out: it has no {', '.join(set(wanted.metrics) - set(mine))}.")
+        own_metrics = tuple(name for name in wanted.metrics if name in own_metrics)
+        if len(own_metrics) < len(wanted.metrics):
+            lost.append(f"{path.name} is left out: it has no {', '.join(set(wanted.metrics) - set(own_metrics))}.")
             return None
-    if metrics is not None and mine != metrics:
+    if metrics is not None and own_metrics != metrics:
         lost.append(f"{path.name} is left out: its metrics are not those of the others.")
         return None
-    name_at, places = header.index(TARGET_NAME), {name: header.index(name) for name in mine}
-    found: dict[str, dict[str, str]] = {}
+    name_at, places = header.index(TARGET_NAME), {name: header.index(name) for name in own_metrics}
+    values_of: dict[str, dict[str, str]] = {}
     for row in rows:
         if len(row) > name_at and any(f"{api}." in row[name_at] for api in wanted.api):
-            found.setdefault(row[name_at], {name: _value(row, at, header) for name, at in places.items()})
-    missing = [api for api in wanted.api if not any(f"{api}." in name for name in found)]
+            values_of.setdefault(row[name_at], {name: _value(row, column, header) for name, column in places.items()})
+    missing = [api for api in wanted.api if not any(f"{api}." in name for name in values_of)]
     if missing:
         notes.append(f"{path.name} has no {', '.join(missing)}.")
-    return mine, found
+    return own_metrics, values_of
 
 
 def _metrics(header: Row) -> tuple[str, ...]:

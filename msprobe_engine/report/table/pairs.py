@@ -105,21 +105,21 @@ class _Table:
         golden: DumpTable,
         matching: Matched,
         options: CompareOptions,
-        found: RankFindings | None,
+        findings: RankFindings | None,
         tensors: TensorRows | None,
     ) -> None:
-        self.found, self._tensors = found, tensors
+        self.found, self._tensors = findings, tensors
         self.target, self.golden, self.options, self.matching = target, golden, options, matching
         self.mode = common_mode(target, golden, options.compat)
         self.old = options.old
         self.rows, self.others = np.asarray(matching.target, np.int64), np.asarray(matching.golden, np.int64)
-        mine = np.frombuffer(target.op, np.int64) if len(target) else np.zeros(1, np.int64)
-        other = np.frombuffer(golden.op, np.int64) if len(golden) else np.zeros(1, np.int64)
-        self.record = np.where(self.rows >= 0, mine[self.rows], other[self.others] + len(target.ops))
+        target_records = np.frombuffer(target.op, np.int64) if len(target) else np.zeros(1, np.int64)
+        golden_records = np.frombuffer(golden.op, np.int64) if len(golden) else np.zeros(1, np.int64)
+        self.record = np.where(self.rows >= 0, target_records[self.rows], golden_records[self.others] + len(target.ops))
         self.stack = bool(target.stacks) if options.stack is None else options.stack
         self.columns = columns(options.columns, self.mode, self.stack, plugin_names(options) if self.mode == TENSOR else ())
         if self.mode not in (MD5, DIGEST):
-            self._mine, self._other = Statistics(target, self.rows), Statistics(golden, self.others)
+            self._target_stats, self._golden_stats = Statistics(target, self.rows), Statistics(golden, self.others)
         nothing = "None" if self.old else UNMATCHED
         self._words = [
             (_texts(side.dtype, nothing), _texts(side.shape, nothing), _texts(side.requires_grad, UNMATCHED, str_of=None))
@@ -143,7 +143,7 @@ class _Table:
         n = len(self.rows)
         if not n:
             return
-        both = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
+        matched = np.stack((self.rows, self.others), axis=1)[(self.rows >= 0) & (self.others >= 0)]
         if not self.options.compat:
             if self._tensors is not None:
                 self._say_damaged(self._tensors, slice(0, n))
@@ -152,21 +152,21 @@ class _Table:
             self._judged = RowProjection(self.found, self.rows, self.others, self.record, distance).run()
             self._say_one_sided(self._judged.one_sided)
             if self._tensors is not None:
-                for at in np.flatnonzero(self._tensors.damaged).tolist():
-                    self._judged.raise_level(at, WARNING, "")  # Err_message has the reason
-            for at, text in self.matching.messages.items():
-                self._judged.said[at] = "; ".join(part for part in (self._judged.said.get(at, ""), text) if part)
+                for position in np.flatnonzero(self._tensors.damaged).tolist():
+                    self._judged.raise_level(position, WARNING, "")  # Err_message has the reason
+            for position, text in self.matching.messages.items():
+                self._judged.said[position] = "; ".join(part for part in (self._judged.said.get(position, ""), text) if part)
         else:
-            one_sided = distances.distances(self.target, self.golden, both).one_sided
+            one_sided = distances.distances(self.target, self.golden, matched).one_sided
             if self.mode != STATISTICS:
                 one_sided[:, : missing_statistics.REDACTED] = False  # the table of checksums shows what a side lacks
             self._say_one_sided(one_sided)
-        say_contradictions(self.target, self.golden, list(map(tuple, both.tolist())))
+        say_contradictions(self.target, self.golden, list(map(tuple, matched.tolist())))
         ends = np.append(np.flatnonzero(np.diff(self.record)) + 1, n)
         start = 0
         while start < n:
-            at = int(np.searchsorted(ends, start + BLOCK_ROWS, "right")) - 1
-            end = int(ends[at]) if at >= 0 and ends[at] > start else int(ends[np.searchsorted(ends, start, "right")])
+            position = int(np.searchsorted(ends, start + BLOCK_ROWS, "right")) - 1
+            end = int(ends[position]) if position >= 0 and ends[position] > start else int(ends[np.searchsorted(ends, start, "right")])
             yield self._block(slice(start, end))
             start = end
 
@@ -197,10 +197,12 @@ class _Table:
         cells: Block = {}
         for name, side, where in ((c.TARGET_NAME, self.target, rows), (c.GOLDEN_NAME, self.golden, others)):
             cells[name] = [side.name[row] if row >= 0 else UNMATCHED for row in where.tolist()]
-        for at, where in enumerate((rows, others)):
-            for name, column in zip((c.NAMES[2 + at], c.NAMES[4 + at], (c.TARGET_GRAD, c.GOLDEN_GRAD)[at]), self._words[at]):
+        for side_number, where in enumerate((rows, others)):
+            for name, column in zip(
+                (c.NAMES[2 + side_number], c.NAMES[4 + side_number], (c.TARGET_GRAD, c.GOLDEN_GRAD)[side_number]), self._words[side_number]
+            ):
                 cells[name] = column[where].tolist()
-        cells[c.GRAD_EQUAL] = [a == b for a, b in zip(cells[c.TARGET_GRAD], cells[c.GOLDEN_GRAD])]
+        cells[c.GRAD_EQUAL] = [target == golden for target, golden in zip(cells[c.TARGET_GRAD], cells[c.GOLDEN_GRAD])]
         if self.mode in (MD5, DIGEST):
             self._checksums(cells, part, matched)
         elif self.mode == TENSOR:
@@ -210,38 +212,38 @@ class _Table:
         if self.stack:
             cells[c.STACK] = self._stacks(part)
         if self._judged is not None:
-            self._ours(cells, part)
+            self._add_verdicts(cells, part)
         made: Block = {name: cells[name] for name in self.columns}
         if c.COLOUR in cells:
             made[c.COLOUR] = cells[c.COLOUR]
         return made
 
     def _show_rows(self, part: slice) -> tuple[Shown, Shown]:
-        return self._mine.format_cells(self.rows[part]), self._other.format_cells(self.others[part])
+        return self._target_stats.format_cells(self.rows[part]), self._golden_stats.format_cells(self.others[part])
 
     def _statistics(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
-        mine, other = self._show_rows(part)
-        found = differences(mine, other, matched, self.old, not self.options.compat)
-        cells.update(found.columns)
+        target_cells, golden_cells = self._show_rows(part)
+        measured = differences(target_cells, golden_cells, matched, self.old, not self.options.compat)
+        cells.update(measured.columns)
         if self._judged is not None:
             return
         if self.old:
             _fill(cells, matched)
-            cells[c.RESULT], cells[c.MESSAGE] = version_811.statistics(matched, found.suspect)
+            cells[c.RESULT], cells[c.MESSAGE] = version_811.statistics(matched, measured.suspect)
             self._highlight(cells, part, False)
         else:
-            table = self._for_checks(cells, part, mine, other)
-            table.norm, table.norm_cells = found.norm, found.columns[c.RELATIVE[3]]
+            table = self._for_checks(cells, part, target_cells, golden_cells)
+            table.norm, table.norm_cells = measured.norm, measured.columns[c.RELATIVE[3]]
             cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
     def _tensor(self, cells: Block, part: slice) -> None:
-        mine, other = self._show_rows(part)
-        cells.update(zip((*c.TARGET_STATS, *c.GOLDEN_STATS), (*mine.cells, *other.cells)))
-        found = self._tensors
-        if found is None:
+        target_cells, golden_cells = self._show_rows(part)
+        cells.update(zip((*c.TARGET_STATS, *c.GOLDEN_STATS), (*target_cells.cells, *golden_cells.cells)))
+        tensors = self._tensors
+        if tensors is None:
             cells.update(self._measure(part).columns)
         else:
-            cells.update((name, column[part]) for name, column in found.columns.items())
+            cells.update((name, column[part]) for name, column in tensors.columns.items())
         files = zip(_files(self.target, self.rows[part]), _files(self.golden, self.others[part]))
         cells[c.DATA_NAME] = [str(list(pair)) for pair in files]
         if self._judged is not None:
@@ -249,31 +251,31 @@ class _Table:
         if self.old:
             _fill(cells, (self.rows[part] >= 0) & (self.others[part] >= 0))
             if self.options.fuzzy:
-                for at, (a, b) in enumerate(zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])):
-                    if a != b and b != UNMATCHED:
-                        cells[c.MESSAGE][at] += f" {version_811.FUZZY}"
-            cells[c.ACCURACY] = [version_811.accuracy(a, b) for a, b in zip(cells[c.COSINE], cells[c.MAX_ABS])]
+                for position, (target, golden) in enumerate(zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])):
+                    if target != golden and golden != UNMATCHED:
+                        cells[c.MESSAGE][position] += f" {version_811.FUZZY}"
+            cells[c.ACCURACY] = [version_811.accuracy(cosine, max_abs) for cosine, max_abs in zip(cells[c.COSINE], cells[c.MAX_ABS])]
             self._highlight(cells, part, True)
         else:
-            table = self._for_checks(cells, part, mine, other)
+            table = self._for_checks(cells, part, target_cells, golden_cells)
             table.thousandth, table.cosine = cells[c.ONE_THOUSANDTH], cells[c.COSINE]
             cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
     def _checksums(self, cells: Block, part: slice, matched: npt.NDArray[np.bool_]) -> None:
-        a = cells[c.TARGET_MD5] = checksums(self.target, self.rows[part], self.mode)
-        b = cells[c.GOLDEN_MD5] = checksums(self.golden, self.others[part], self.mode)
+        target_sums = cells[c.TARGET_MD5] = checksums(self.target, self.rows[part], self.mode)
+        golden_sums = cells[c.GOLDEN_MD5] = checksums(self.golden, self.others[part], self.mode)
         if self._judged is not None:
             return
         if self.old:
-            cells[c.RESULT] = version_811.checksums(matched, a, b)
+            cells[c.RESULT] = version_811.checksums(matched, target_sums, golden_sums)
         else:
-            table = version_262.Table(self.record[part], cells[c.TARGET_NAME], cells[c.GOLDEN_NAME], checksums=(a, b))
+            table = version_262.Table(self.record[part], cells[c.TARGET_NAME], cells[c.GOLDEN_NAME], checksums=(target_sums, golden_sums))
             cells[c.RESULT], cells[c.MESSAGE] = version_262.table_verdicts(table)
 
-    def _for_checks(self, cells: Block, part: slice, mine: Shown, other: Shown) -> version_262.Table:
+    def _for_checks(self, cells: Block, part: slice, target_cells: Shown, golden_cells: Shown) -> version_262.Table:
         names = (*c.NAMES, c.TARGET_GRAD, c.GOLDEN_GRAD, c.TARGET_STATS[0], c.GOLDEN_STATS[0])
         table = version_262.Table(self.record[part], *(cells[name] for name in names))
-        table.bad, table.golden_bad = mine.bad, other.bad
+        table.bad, table.golden_bad = target_cells.bad, golden_cells.bad
         return table
 
     def _highlight(self, cells: Block, part: slice, tensors: bool) -> None:
@@ -282,17 +284,17 @@ class _Table:
             return
         cells[c.COLOUR], cells[c.MESSAGE] = Highlight(cells, self.record[part], roles, tensors).run(cells[c.MESSAGE])
 
-    def _ours(self, cells: Block, part: slice) -> None:
+    def _add_verdicts(self, cells: Block, part: slice) -> None:
         assert self._judged is not None
         levels = self._judged.level[part].tolist()
-        said = [self._judged.said.get(at, "") for at in range(part.start, part.stop)]
+        said = [self._judged.said.get(position, "") for position in range(part.start, part.stop)]
         if self.mode == TENSOR:
             said = [_join_messages(text, more) for text, more in zip(said, cells[c.MESSAGE])]
         cells[c.MESSAGE] = said
         if not self.old:
             cells[c.RESULT] = [_LEVELS[False][level] for level in levels]
             return
-        matched = [a != UNMATCHED and b != UNMATCHED for a, b in zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])]
+        matched = [target != UNMATCHED and golden != UNMATCHED for target, golden in zip(cells[c.TARGET_NAME], cells[c.GOLDEN_NAME])]
         if self.mode in (MD5, DIGEST):
             words = (version_811.PASS, version_811.DIFFERENT, version_811.DIFFERENT)
             cells[c.RESULT] = [words[level] if m else UNMATCHED for m, level in zip(matched, levels)]

@@ -166,7 +166,7 @@ def _compare_whole(found: Result, task: Task, options: CompareOptions, output: P
 
 
 def _blocks(
-    found: Result, task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions
+    result: Result, task: Task, target: DumpTable, golden: DumpTable, options: CompareOptions
 ) -> tuple[Iterator[Block], RankWalk | None]:
     from msprobe_engine.align.calls.match import match
     from msprobe_engine.find.difference.noise.calibration import movements
@@ -180,12 +180,12 @@ def _blocks(
     matching = match(target, golden, options)
     if options.compat:
         return compare_pair(target, golden, matching, options), None
-    first, second = matching.sides or (target, golden)
-    tensors = measure_tensors(first, second, matching, options)
+    target_side, golden_side = matching.sides or (target, golden)
+    tensors = measure_tensors(target_side, golden_side, matching, options)
     begun = walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures)
     moved = movements(golden, [read_side(path) for path in task.calibration]) if task.calibration else None
-    shown = _select_findings(found, find_in_rank(begun, task.step or 0, task.rank or 0, moved), task)
-    return compare_pair(first, second, matching, options, shown, tensors), begun
+    shown = _select_findings(result, find_in_rank(begun, task.step or 0, task.rank or 0, moved), task)
+    return compare_pair(target_side, golden_side, matching, options, shown, tensors), begun
 
 
 def _select_findings(found: Result, alone: RankFindings, task: Task) -> RankFindings:

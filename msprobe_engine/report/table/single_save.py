@@ -90,23 +90,23 @@ class SingleComparator:
         check_format(file_format)
         rule = Rule(rtol, atol, masks or {}, align)
         rule.check()
-        first, second = _keys(dir1), _keys(dir2)
+        first_keys, second_keys = _keys(dir1), _keys(dir2)
         with guard_writing(output_path):
             make_directories(os.fspath(output_path))
 
-        def one(key: str) -> tuple[Path, list[list[Cell]]]:
+        def compare_key(key: str) -> tuple[Path, list[list[Cell]]]:
             path = Path(output_path) / f"{key}.{file_format}"
             mask = rule.masks.get(key)
-            sides = [_Side(_arrays(side.get(key)), None if mask is None else _arrays(side.get(mask))) for side in (first, second)]
+            sides = [_Side(_arrays(side.get(key)), None if mask is None else _arrays(side.get(mask))) for side in (first_keys, second_keys)]
             rows = _rows(key, sides[0], sides[1], rule)
             write_sheet(path, HEADER, rows)
             return path, rows
 
-        for mask in set(rule.masks.values()) - (first.keys() & second.keys()):
+        for mask in set(rule.masks.values()) - (first_keys.keys() & second_keys.keys()):
             raise UsageError(f"SingleComparator: masks names the key {mask!r}, which is not in both directories")
         # threads: the time goes into numpy and reading files, which let other threads run
         with ThreadPoolExecutor(min(num_processes, 64)) as pool:
-            made = list(pool.map(one, sorted(first.keys() | second.keys())))
+            made = list(pool.map(compare_key, sorted(first_keys.keys() | second_keys.keys())))
         _summary(Path(output_path), {path.stem: rows for path, rows in made})
         return [path for path, _ in made]
 
@@ -163,27 +163,27 @@ class _Side(NamedTuple):
         return None if path is None else _load(path)
 
 
-def _rows(key: str, first: _Side, second: _Side, rule: Rule) -> list[list[Cell]]:
+def _rows(key: str, target: _Side, golden: _Side, rule: Rule) -> list[list[Cell]]:
     rows: list[list[Cell]] = []
-    lonely = sorted(first.arrays.keys() ^ second.arrays.keys(), key=_order)
+    lonely = sorted(target.arrays.keys() ^ golden.arrays.keys(), key=_order)
     if lonely:
         p = lonely[0]
         first_of_them = f"step {p.step}, rank {p.rank}, micro step {p.micro_step}, id {one_line(p.part)}"
         _log.warning("%s: %d arrays are in one directory only and are not compared: %s ...", one_line(key), len(lonely), first_of_them)
-    for place in sorted(first.arrays.keys() | second.arrays.keys(), key=_order):
+    for place in sorted(target.arrays.keys() | golden.arrays.keys(), key=_order):
         part: Cell = int(place.part) if place.part.isdecimal() else place.part
         shapes: list[Cell] = [None, None]
         figures: list[Cell] = [None] * 6
         tail: list[Cell]
         try:
-            sides = [side.arrays.get(place) for side in (first, second)]
+            sides = [side.arrays.get(place) for side in (target, golden)]
             arrays = [None if path is None else _load(path) for path in sides]
             shapes = [None if array is None else str(list(array.shape)) for array in arrays]
             if arrays[0] is None or arrays[1] is None:
                 tail = [0, MISSING, f"only in the {'first' if arrays[1] is None else 'second'} directory"]
             else:
-                found = compare(arrays[0], arrays[1], (first.mask(place), second.mask(place)), rule)
-                figures, tail = list(found.figures), [found.elements, found.verdict, found.note]
+                compared = compare(arrays[0], arrays[1], (target.mask(place), golden.mask(place)), rule)
+                figures, tail = list(compared.figures), [compared.elements, compared.verdict, compared.note]
         except DumpFormatError as error:
             _log.error("%s", error)
             tail = [0, UNREADABLE, str(error)]

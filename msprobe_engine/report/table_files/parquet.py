@@ -49,7 +49,9 @@ class ParquetTable:
             else:
                 arrays.append([None if cell is None else _text(cell) for cell in cells])
         with guard_writing(self._file.path):
-            self._writer.write_table(pyarrow.table([pyarrow.array(a, f.type) for a, f in zip(arrays, self._schema)], self._schema))
+            self._writer.write_table(
+                pyarrow.table([pyarrow.array(column, field.type) for column, field in zip(arrays, self._schema)], self._schema)
+            )
 
     def close(self) -> None:
         try:

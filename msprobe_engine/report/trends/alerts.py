@@ -37,7 +37,10 @@ class Raised:
     def rows(self) -> list[dict[str, Any]]:
         """The first `MAX_ALERTS`, for a page."""
         keys = ("step", "rank", "rule", "severity", "kind", "name", "micro_step")
-        return [{key: a.get(key) for key in keys} | {"message": both(str(a.get("message", ""))[:500])} for a in self.listed[:MAX_ALERTS]]
+        return [
+            {key: alert.get(key) for key in keys} | {"message": both(str(alert.get("message", ""))[:500])}
+            for alert in self.listed[:MAX_ALERTS]
+        ]
 
     def lanes(self, first: npt.NDArray[np.int64], shift: int = 0) -> list[dict[str, Any]]:
         """Per rule and severity how many began in each column, for a page; those without a step are in none.

@@ -90,10 +90,10 @@ class Extremes:
             return
         # Rows of a cell mostly follow each other, as files are in the order of the steps: they are put together first.
         begins = np.flatnonzero(np.concatenate([[True], cells[1:] != cells[:-1]]))
-        mine = cells[begins]
+        own_cells = cells[begins]
         with np.errstate(invalid="ignore"):  # NaN stays NaN
-            np.maximum.at(self.high.reshape(-1), mine, np.maximum.reduceat(values, begins))
-            np.minimum.at(self.low.reshape(-1), mine, np.minimum.reduceat(values, begins))
+            np.maximum.at(self.high.reshape(-1), own_cells, np.maximum.reduceat(values, begins))
+            np.minimum.at(self.low.reshape(-1), own_cells, np.minimum.reduceat(values, begins))
 
     @property
     def missing(self) -> npt.NDArray[np.bool_]:

@@ -69,24 +69,24 @@ def collect(sources: Sequence[Source], *, numbers: int = NUMBERS, shift: int = 0
         run = RunTrend(_name(source, sources), str(source.path), source.kinds, [])
         dump = _dump_of(source)
         run.unwrapped = dump is not None and dump.unwrap > 0
-        mine: list[npt.NDArray[np.int64]] = []
+        own_steps: list[npt.NDArray[np.int64]] = []
         seen.append({})
         for rank in source.ranks:
             for part in source.parts(rank, progress):
                 doubled = doubled or _repeats(part)
-                found = seen[-1].setdefault(part.metric, _Seen())
-                found.targets.add(part.targets)
-                found.statistics.update(dict.fromkeys(part.values))
-                mine.append(distinct(part.steps))
+                metric_seen = seen[-1].setdefault(part.metric, _Seen())
+                metric_seen.targets.add(part.targets)
+                metric_seen.statistics.update(dict.fromkeys(part.values))
+                own_steps.append(distinct(part.steps))
                 run.rows += len(part.ids)
                 if not run.ranks or run.ranks[-1] != rank:
                     run.ranks.append(rank)
-        if not mine:
-            what = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
-            raise UsageError(f"{source.path}: {what}{format_problems(source.problems)}")
+        if not own_steps:
+            reason = "nothing to show: no numbers of what was asked for (ranks, steps, metrics, targets)"
+            raise UsageError(f"{source.path}: {reason}{format_problems(source.problems)}")
         if (monitored := next((part for part in _parts_of(source) if isinstance(part, MonitorSource)), None)) is not None:
             run.raised, run.facts = Raised.of(monitored.alerts()), monitored.facts()
-        own = np.unique(np.concatenate(mine)) + (shift if number else 0)
+        own = np.unique(np.concatenate(own_steps)) + (shift if number else 0)
         run.steps = (len(own), int(own[0]), int(own[-1]))
         steps.append(own)
         runs.append(run)
@@ -135,7 +135,9 @@ def _join_runs(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> tu
     """Rows of all runs by metric; what does not match between two runs is put among their problems, and whether one has some alone."""
     left_alone = False
     if len(seen) == 2:
-        for of, run, names in zip(seen, runs, pair_rows(*({name: list(found.targets) for name, found in of.items()} for of in seen))):
+        for of, run, names in zip(
+            seen, runs, pair_rows(*({name: list(seen_metric.targets) for name, seen_metric in of.items()} for of in seen))
+        ):
             run.names = names.of
             run.unwrapped = run.unwrapped or names.unwrapped
             for metric in {metric for metric, _ in names.of}:
@@ -147,13 +149,13 @@ def _join_runs(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> tu
             if names.unsharded:
                 text = "'FSDP' taken off the class names of {0}; parameters and their gradients in its dump are pieces that one rank holds"
                 run.problems[Sentence(text, run.name)] = 1
-        rows_of = [{(name, target): None for name, found in of.items() for target in found.targets} for of in seen]
-        for run, mine, other in zip(runs, rows_of, reversed(rows_of)):
-            if only := [row for row in mine if row not in other]:
+        rows_of = [{(name, target): None for name, seen_metric in of.items() for target in seen_metric.targets} for of in seen]
+        for run, own_rows, other_rows in zip(runs, rows_of, reversed(rows_of)):
+            if only := [row for row in own_rows if row not in other_rows]:
                 left_alone = True
-                metric, first = only[0]
+                metric, first_target = only[0]
                 text = "rows only in {0}: {1}, the first: {2} ({3})"
-                run.problems[Sentence(text, run.name, f"{len(only):,}", first.shown, metric)] = 1
+                run.problems[Sentence(text, run.name, f"{len(only):,}", first_target.shown, metric)] = 1
         for run, of, other_of in zip(runs, seen, reversed(seen)):
             for metric in (metric for metric in of if metric in other_of):
                 if lone := [s for s in of[metric].statistics if s not in other_of[metric].statistics]:
@@ -161,10 +163,10 @@ def _join_runs(seen: Sequence[dict[str, _Seen]], runs: Sequence[RunTrend]) -> tu
                     run.problems[Sentence("statistics of {1} only in {0}, not compared: {2}", run.name, metric, ", ".join(lone))] = 1
     joined: dict[str, _Seen] = {}
     for of in seen:
-        for name, found in of.items():
-            both = joined.setdefault(name, _Seen())
-            both.targets.add(found.targets)
-            both.statistics.update(found.statistics)
+        for name, seen_metric in of.items():
+            joined_metric = joined.setdefault(name, _Seen())
+            joined_metric.targets.add(seen_metric.targets)
+            joined_metric.statistics.update(seen_metric.statistics)
     return joined, left_alone
 
 
@@ -304,51 +306,52 @@ def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
 def of_one_run(trends: Trends) -> tuple[int, int]:
     """How many rows have numbers of a step or rank that one of two runs alone has, in columns where both have some; the first such step."""
     sums = [{key: grid.sums for key, grid in run.grids.items() if grid.sums is not None} for run in trends.runs]
-    columns = [np.any([one.weight.any(0) for one in of.values()], axis=0) for of in sums if of]
+    columns = [np.any([grid_sums.weight.any(0) for grid_sums in of.values()], axis=0) for of in sums if of]
     if len(columns) < 2:
         return 0, 0
     rows: set[tuple[str, int]] = set()
     first = len(columns[0])
-    for (metric, statistic), one in sums[0].items():
-        if (other := sums[1].get((metric, statistic))) is not None:
-            both = np.logical_and(one.weight.any(1), other.weight.any(1)).reshape(-1, 1)  # rows that one run alone has are said apart
-            targets, found = np.nonzero(~one.of_the_same(other) & (columns[0] & columns[1]) & both)
+    for (metric, statistic), grid_sums in sums[0].items():
+        if (other_sums := sums[1].get((metric, statistic))) is not None:
+            # rows that one run alone has are said apart
+            in_both = np.logical_and(grid_sums.weight.any(1), other_sums.weight.any(1)).reshape(-1, 1)
+            targets, columns_of = np.nonzero(~grid_sums.of_the_same(other_sums) & (columns[0] & columns[1]) & in_both)
             rows.update((metric, target) for target in targets.tolist())
-            first = min(first, int(found.min(initial=first)))
+            first = min(first, int(columns_of.min(initial=first)))
     return len(rows), int(trends.plan.fine.first[first]) if rows else 0
 
 
 def _differences(trends: Trends, metric: Metric) -> Iterator[tuple[str, Numbers]]:
     """Of each statistic that both runs have, [targets, columns]; NaN where one of them has no number."""
-    one, two = (run.grids for run in trends.runs)
-    both = [s for s in metric.statistics if (metric.name, s) in one and (metric.name, s) in two]
-    sizes = [s for s in both if s in _SIZES]
-    largest = [(metric.name, s) for s in ("max", "min", ABSMAX) if s in both]
-    for statistic in both:
-        a, b = one[metric.name, statistic], two[metric.name, statistic]
+    target_grids, golden_grids = (run.grids for run in trends.runs)
+    in_both = [s for s in metric.statistics if (metric.name, s) in target_grids and (metric.name, s) in golden_grids]
+    sizes = [s for s in in_both if s in _SIZES]
+    largest = [(metric.name, s) for s in ("max", "min", ABSMAX) if s in in_both]
+    for statistic in in_both:
+        target_grid, golden_grid = target_grids[metric.name, statistic], golden_grids[metric.name, statistic]
         if statistic in _SIZES or statistic in _COUNTS or not sizes:  # columns of features have names of their own; all of them count
-            far = _far(a, b, None)
+            far = _far(target_grid, golden_grid, None)
         elif statistic == "mean" and largest:
-            far = _far(a, b, [grids[key] for grids in (one, two) for key in largest])
+            far = _far(target_grid, golden_grid, [grids[key] for grids in (target_grids, golden_grids) for key in largest])
         else:  # round-off moves it, and how far is not known
-            far = _far(a, b, None)
+            far = _far(target_grid, golden_grid, None)
             far = np.where(np.isnan(far), np.nan, np.where(far == _NOT_EQUAL, _NOT_EQUAL, 0.0))
         if metric.name == SCALARS:
             far[[i for i, target in enumerate(metric.targets) if OF_THE_MACHINE.search(target.name)]] = np.nan
         yield statistic, far
 
 
-def _far(a: Grid, b: Grid, sizes: list[Grid] | None) -> Numbers:
+def _far(target: Grid, golden: Grid, sizes: list[Grid] | None) -> Numbers:
     """By the extremes over the ranks, and by what the page puts together of the ranks that both runs have. Where one run has numbers of a
     step or rank that the other lacks, the extremes are of other numbers, and nothing is compared."""
-    x, y = over_ranks(a), over_ranks(b)
+    target_extremes, golden_extremes = over_ranks(target), over_ranks(golden)
     size = None if sizes is None else _largest([over_ranks(grid) for grid in sizes])
-    far = np.maximum(_relative(x.high, y.high, size), _relative(x.low, y.low, size))
-    if a.sums is not None and b.sums is not None:
-        sums = a.sums.distance(b.sums, _largest([x, y]) if size is None else size, _NOT_EQUAL)
+    far = np.maximum(_relative(target_extremes.high, golden_extremes.high, size), _relative(target_extremes.low, golden_extremes.low, size))
+    if target.sums is not None and golden.sums is not None:
+        sums = target.sums.distance(golden.sums, _largest([target_extremes, golden_extremes]) if size is None else size, _NOT_EQUAL)
         far = np.where(far > APART, far, np.fmax(far, sums))  # sums only tell that there is a difference, not how large it is
-        far[~a.sums.of_the_same(b.sums)] = np.nan
-    far[x.missing | y.missing] = np.nan
+        far[~target.sums.of_the_same(golden.sums)] = np.nan
+    far[target_extremes.missing | golden_extremes.missing] = np.nan
     return far
 
 
@@ -368,14 +371,14 @@ def _begins_equal(differences: list[Numbers]) -> bool:
     return first is not None and all(not (far[:, first] > APART_EXACT).any() for far in differences)
 
 
-def _relative(a: Numbers, b: Numbers, size: Numbers | None) -> Numbers:
+def _relative(target: Numbers, golden: Numbers, size: Numbers | None) -> Numbers:
     """Difference against the larger of both, or `size` where that is more; `_NOT_EQUAL` where only one of them is finite, 0 where both are
     the same kind of not finite."""
     with np.errstate(invalid="ignore", divide="ignore", over="ignore"):
-        larger = np.maximum(np.abs(a), np.abs(b))
-        out = np.abs(a - b) / (larger if size is None else np.maximum(larger, size))
-    out = np.where(a == b, 0.0, out)
-    odd = np.isfinite(a) != np.isfinite(b)
-    same = ~np.isfinite(a) & ~np.isfinite(b)
-    differ = same & ~((np.isnan(a) & np.isnan(b)) | (a == b))
+        larger = np.maximum(np.abs(target), np.abs(golden))
+        out = np.abs(target - golden) / (larger if size is None else np.maximum(larger, size))
+    out = np.where(target == golden, 0.0, out)
+    odd = np.isfinite(target) != np.isfinite(golden)
+    same = ~np.isfinite(target) & ~np.isfinite(golden)
+    differ = same & ~((np.isnan(target) & np.isnan(golden)) | (target == golden))
     return np.where(odd | differ, _NOT_EQUAL, np.where(same, 0.0, out))

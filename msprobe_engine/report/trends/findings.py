@@ -43,8 +43,8 @@ class Gathered:
         for statistic, values in part.values.items():
             if statistic != ABSMAX:
                 mask = values > 0 if statistic in ("nans", "infs") else ~np.isfinite(values)
-                there = part.there.get(statistic)
-                mask = mask if there is None else mask & there
+                present = part.there.get(statistic)
+                mask = mask if present is None else mask & present
                 mask = mask & ~part.masked if len(part.masked) else mask
                 if mask.any():
                     masks[statistic] = mask
@@ -54,15 +54,15 @@ class Gathered:
         for statistic, mask in masks.items():
             bad |= mask
             nan |= mask & (np.isnan(part.values[statistic]) | (statistic == "nans"))
-        at = np.flatnonzero(bad)
-        order = at[np.lexsort((steps[at], rows[at]))]
+        positions = np.flatnonzero(bad)
+        order = positions[np.lexsort((steps[positions], rows[positions]))]
         targets, begins, counts = np.unique(rows[order], return_index=True, return_counts=True)
         for target, begin, count in zip(targets.tolist(), begins.tolist(), counts.tolist()):
-            mine = order[begin : begin + count]
-            i = int(mine[0])
-            when = int(part.order[mine[steps[mine] == steps[i]]].min()) if len(part.order) else -1
+            own_rows = order[begin : begin + count]
+            i = int(own_rows[0])
+            when = int(part.order[own_rows[steps[own_rows] == steps[i]]].min()) if len(part.order) else -1
             shown = tuple(statistic for statistic, mask in masks.items() if mask[i])
-            last, many = int(steps[mine[-1]]), len(np.unique(steps[mine]))
+            last, many = int(steps[own_rows[-1]]), len(np.unique(steps[own_rows]))
             place = int(steps[i]), part.metric, target
             old = self._found.get(place)
             if old is not None:
@@ -102,14 +102,14 @@ def _find_leading_statistics(trends: Trends) -> Iterable[tuple[str, str]]:
 
 def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
     """Targets with the largest factor between a column and their own median, or between ranks that usually agree better."""
-    found: list[StandOut] = []
+    outliers: list[StandOut] = []
     steps = trends.plan.fine.first
     for metric, statistic in _find_leading_statistics(trends):
         grid = run.grids.get((metric, statistic))
         if grid is None or metric == SCALARS:
             continue
-        both = over_ranks(grid)
-        logs = _logs(both.high)
+        extremes = over_ranks(grid)
+        logs = _logs(extremes.high)
         usable = np.isfinite(logs).sum(1) >= 3
         far = np.nan_to_num(logs - _median(logs)[:, None], nan=0.0)
         if metric.partition(",")[0] in _FILLING:
@@ -118,16 +118,16 @@ def stand_out(trends: Trends, run: RunTrend) -> list[StandOut]:
             far = _without_filling(far)
         far[~usable] = 0.0
         far[:, : far.shape[1] // _BEGINNING] = 0.0
-        found += _top(far, metric, statistic, steps, "jump", "fall")
+        outliers += _top(far, metric, statistic, steps, "jump", "fall")
         if len(run.ranks) > 1:
-            width = logs - _logs(both.low)
+            width = logs - _logs(extremes.low)
             usual = np.maximum(_median(width), 0.0)[:, None]
             of_ranks = _of_ranks(grid)
             wide = _top(np.nan_to_num(width - usual, nan=0.0, posinf=0.0, neginf=0.0), metric, statistic, steps, "ranks", "ranks")
-            found += [one._replace(rank=_farthest(trends, of_ranks, one)) for one in wide]
-            found += _alone(trends, of_ranks, metric, statistic, {one.target for one in wide})
-    found.sort(key=lambda one: -one.factor)
-    return found[:KEPT]
+            outliers += [outlier._replace(rank=_farthest(trends, of_ranks, outlier)) for outlier in wide]
+            outliers += _alone(trends, of_ranks, metric, statistic, {outlier.target for outlier in wide})
+    outliers.sort(key=lambda outlier: -outlier.factor)
+    return outliers[:KEPT]
 
 
 def _of_ranks(grid: Grid) -> Numbers:

@@ -78,17 +78,20 @@ def islands(trends: Trends) -> Iterator[tuple[str, bytes]]:
     """Everything that the page holds, the manifest first."""
     text = json.dumps(manifest(trends), ensure_ascii=False, allow_nan=False, separators=(",", ":"))
     yield "manifest", text.encode("utf-8", "backslashreplace")
-    for r, run in enumerate(trends.runs):
-        for m, metric in enumerate(trends.metrics.values()):
-            for s, statistic in enumerate(metric.statistics):
+    for run_number, run in enumerate(trends.runs):
+        for metric_number, metric in enumerate(trends.metrics.values()):
+            for statistic_number, statistic in enumerate(metric.statistics):
                 grid = run.grids.get((metric.name, statistic))
                 if grid is None:
                     continue
                 if grid.overview is not None:
-                    yield f"o.{r}.{m}.{s}", _pack_extremes(grid.overview, slice(None), True)
+                    yield f"o.{run_number}.{metric_number}.{statistic_number}", _pack_extremes(grid.overview, slice(None), True)
                 per = block_targets(trends)
-                for b, begin in enumerate(range(0, len(metric.targets), per)):
-                    yield f"c.{r}.{m}.{s}.{b}", _pack_extremes(grid.cube, slice(begin, begin + per), trends.plan.spread)
+                for block, begin in enumerate(range(0, len(metric.targets), per)):
+                    yield (
+                        f"c.{run_number}.{metric_number}.{statistic_number}.{block}",
+                        _pack_extremes(grid.cube, slice(begin, begin + per), trends.plan.spread),
+                    )
 
 
 def block_targets(trends: Trends) -> int:
@@ -157,10 +160,10 @@ def _stand_out(trends: Trends, one: StandOut, index: dict[str, int]) -> list[Any
     return [one.what, one.step, index[one.metric], statistic, one.target, float(f"{one.factor:.4g}"), one.rank]
 
 
-def _pack_extremes(extremes: Extremes, rows: slice, both: bool) -> bytes:
+def _pack_extremes(extremes: Extremes, rows: slice, spread: bool) -> bytes:
     high, low = extremes.high[rows], extremes.low[rows]
     missing = (high == -np.inf) & (low == np.inf)
-    planes = [high, low] if both else [high]
+    planes = [high, low] if spread else [high]
     narrow = all(fits(plane[~missing]) for plane in planes)
     parts = [_bits(plane, missing, narrow) for plane in planes]
     whole = np.concatenate(parts)

@@ -34,42 +34,42 @@ class Names(NamedTuple):
     unsharded: bool
 
 
-def pair_rows(one: Rows, other: Rows) -> tuple[Names, Names]:
+def pair_rows(target: Rows, golden: Rows) -> tuple[Names, Names]:
     """Names under which the rows of two runs are the same."""
     depths: dict[bool, tuple[int, int]] = {}
     for dumped in (False, True):  # a run may have both: the monitor has taken wrappers off its names, dumps never do
-        mine, theirs = ({name: rows for name, rows in side.items() if (name in DUMPED) == dumped} for side in (one, other))
-        depths[dumped] = count_extra_wrappers(mine, theirs)
+        target_rows, golden_rows = ({name: rows for name, rows in side.items() if (name in DUMPED) == dumped} for side in (target, golden))
+        depths[dumped] = count_extra_wrappers(target_rows, golden_rows)
     plain = []
-    for i, side in enumerate((one, other)):
+    for i, side in enumerate((target, golden)):
         plain.append({m: {row: unwrap_target(row, depths[m in DUMPED][i]) for row in rows} for m, rows in side.items() if m != SCALARS})
-    first, second = (_build_names(plain[i], plain[1 - i], any(pair[i] for pair in depths.values())) for i in (0, 1))
-    return first, second
+    target_names, golden_names = (_build_names(plain[i], plain[1 - i], any(pair[i] for pair in depths.values())) for i in (0, 1))
+    return target_names, golden_names
 
 
-def _build_names(mine: Mapping[str, dict[Target, Target]], others: Mapping[str, dict[Target, Target]], unwrapped: bool) -> Names:
+def _build_names(rows_of: Mapping[str, dict[Target, Target]], others: Mapping[str, dict[Target, Target]], unwrapped: bool) -> Names:
     names: dict[tuple[str, Target], Target] = {}
     unsharded = False
-    for metric, rows in mine.items():
-        theirs, own = set(others.get(metric, {}).values()), set(rows.values())
+    for metric, rows in rows_of.items():
+        other_targets, own_targets = set(others.get(metric, {}).values()), set(rows.values())
         for row, plain in rows.items():
-            found = _SHARDED.fullmatch(plain.name)
-            other = plain._replace(name=found[1] + found[2]) if found else plain
-            if other != plain and other in theirs and other not in own and plain not in theirs:
+            sharded = _SHARDED.fullmatch(plain.name)
+            other = plain._replace(name=sharded[1] + sharded[2]) if sharded else plain
+            if other != plain and other in other_targets and other not in own_targets and plain not in other_targets:
                 plain, unsharded = other, True
             if plain != row:
                 names[metric, row] = plain
     return Names(names, unwrapped, unsharded)
 
 
-def count_extra_wrappers(one: Rows, other: Rows) -> tuple[int, int]:
+def count_extra_wrappers(target: Rows, golden: Rows) -> tuple[int, int]:
     """How often ``module.`` is to be taken off the names of each run: as often as all rows of it have it in front more often than all rows
     of the other. Data parallel wrappers put it there. Numbers of the steps and functions outside of modules have no say."""
-    names = _of_modules(one), _of_modules(other)
+    names = _of_modules(target), _of_modules(golden)
     if not all(names):
         return 0, 0
-    mine, theirs = (min(map(depth, side)) for side in names)
-    return max(mine - theirs, 0), max(theirs - mine, 0)
+    target_depth, golden_depth = (min(map(depth, side)) for side in names)
+    return max(target_depth - golden_depth, 0), max(golden_depth - target_depth, 0)
 
 
 def unwrap_target(target: Target, times: int) -> Target:

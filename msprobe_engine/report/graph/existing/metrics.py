@@ -55,60 +55,70 @@ class RowMetrics:
     def _columns(self) -> tuple[list[int], list[int], list[int], list[list[float]]]:
         """Rows of both sides, levels, differences; lists are read one by one many times faster than arrays."""
         levels = [] if self._verdicts is None else self._verdicts.levels.tolist()
-        return self._rows.left.tolist(), self._rows.right.tolist(), levels, [] if self._difference is None else self._difference.tolist()
+        return (
+            self._rows.target_rows.tolist(),
+            self._rows.golden_rows.tolist(),
+            levels,
+            [] if self._difference is None else self._difference.tolist(),
+        )
 
     def __call__(self, node: int) -> Cells:
         """Of one node; nothing for a node without a partner."""
         span = self._place.get(node)
         if span is None:
             return {}
-        names, left = self._rows.target.name, self._columns[0]
-        return {names[left[at]]: self._row(at) for at in range(*span)}
+        names, target_rows = self._rows.target.name, self._columns[0]
+        return {names[target_rows[position]]: self._row(position) for position in range(*span)}
 
-    def _row(self, at: int) -> dict[str, Cell]:
-        found: dict[str, Cell] = {}
-        left, right, levels, differences = self._columns
-        i, j = left[at], right[at]
-        side, golden = self._rows.target, self._rows.golden
-        if (i in side.nonfloat_stats and side.nonfloat_stats[i][0] is None) or side.dtype[
+    def _row(self, position: int) -> dict[str, Cell]:
+        cells: dict[str, Cell] = {}
+        target_rows, golden_rows, levels, differences = self._columns
+        i, j = target_rows[position], golden_rows[position]
+        target, golden = self._rows.target, self._rows.golden
+        if (i in target.nonfloat_stats and target.nonfloat_stats[i][0] is None) or target.dtype[
             i
         ] == _GROUP:  # shown as nothing, or as ranks and no more
-            return found
+            return cells
         if self._equal is not None:
             if self._old:
-                return {RESULT: NAN if j < 0 else SAME if self._equal[at] else DIFFERENT}
+                return {RESULT: NAN if j < 0 else SAME if self._equal[position] else DIFFERENT}
         elif self._cells is not None:
-            found.update((column, cells[at]) for column, cells in self._cells.items())
+            cells.update((column, values[position]) for column, values in self._cells.items())
         elif differences:
-            self._statistics(found, differences[at], i, j)
+            self._statistics(cells, differences[position], i, j)
         if self._verdicts is not None:
-            reasons = self._verdicts.reasons.get(at)
-            found[GRAD_EQUAL] = "True" if j >= 0 and side.requires_grad[i] == golden.requires_grad[j] else "False"
-            found[RESULT] = WORDS[levels[at]]
-            found[MESSAGE] = json.dumps(reasons) if reasons else "[]"
-        return found
+            reasons = self._verdicts.reasons.get(position)
+            cells[GRAD_EQUAL] = "True" if j >= 0 and target.requires_grad[i] == golden.requires_grad[j] else "False"
+            cells[RESULT] = WORDS[levels[position]]
+            cells[MESSAGE] = json.dumps(reasons) if reasons else "[]"
+        return cells
 
-    def _statistics(self, found: dict[str, Cell], differences: Sequence[float], i: int, j: int) -> None:
+    def _statistics(self, cells: dict[str, Cell], differences: Sequence[float], i: int, j: int) -> None:
         if j < 0:
-            found.update(_NO_STATISTICS)
+            cells.update(_NO_STATISTICS)
             return
-        first, second = self._rows.target, self._rows.golden
-        theirs = second.stats_of(j)
-        if i in first.nonfloat_stats or j in second.nonfloat_stats:
-            pairs = [_pair(x, y) for x, y in zip(first.stats_of(i), theirs)]
-            if self._old and type(first.values.get(i)) is int and type(second.values.get(j)) is int:  # a rank, which 26.2.0 takes for text
-                pairs = [_pair(first.values[i], second.values[j])] * 4
+        target, golden = self._rows.target, self._rows.golden
+        golden_stats = golden.stats_of(j)
+        if i in target.nonfloat_stats or j in golden.nonfloat_stats:
+            pairs = [_pair(target_value, golden_value) for target_value, golden_value in zip(target.stats_of(i), golden_stats)]
+            if self._old and type(target.values.get(i)) is int and type(golden.values.get(j)) is int:  # a rank, which 26.2.0 takes for text
+                pairs = [_pair(target.values[i], golden.values[j])] * 4
         else:
-            pairs = [_cells(x, y) for x, y in zip(differences, theirs)]
-        found.update(zip(DIFFERENCES, (x for x, _ in pairs)))
-        found.update(zip(RELATIVE, (y for _, y in pairs)))
+            pairs = [_cells(difference, golden_value) for difference, golden_value in zip(differences, golden_stats)]
+        cells.update(zip(DIFFERENCES, (difference for difference, _ in pairs)))
+        cells.update(zip(RELATIVE, (relative for _, relative in pairs)))
 
 
-def _pair(x: object, y: object) -> tuple[Cell, str]:
+def _pair(target: object, golden: object) -> tuple[Cell, str]:
     """(difference, relative error) of two values of the dump."""
-    if isinstance(x, (int, float)) and isinstance(y, (int, float)) and not isinstance(x, bool) and not isinstance(y, bool):
+    if (
+        isinstance(target, (int, float))
+        and isinstance(golden, (int, float))
+        and not isinstance(target, bool)
+        and not isinstance(golden, bool)
+    ):
         try:
-            return _cells(x - y, y)
+            return _cells(target - golden, golden)
         except OverflowError:  # an integer beyond float64
             return NAN, NAN
     return UNMATCHED, UNMATCHED

@@ -26,27 +26,27 @@ from msprobe_engine.report.graph.nodes.rows import Floats, Numbers, PairedRows
 Index = list[float | None]
 
 
-def relative_errors(rows: PairedRows, mine: Numbers, theirs: Numbers) -> tuple[Floats, Floats]:
+def relative_errors(rows: PairedRows, target_numbers: Numbers, golden_numbers: Numbers) -> tuple[Floats, Floats]:
     """float64 (n, 4) each: difference, target minus golden, and relative error as a fraction. A difference is NaN where one side has no
     number; a relative error also where the golden number is 0."""
-    right = np.where(rows.matched, rows.right, 0)
-    both = mine.known[rows.left] & rows.matched[:, None]
-    if len(theirs.values):
-        golden = theirs.values[right]
-        both &= theirs.known[right]
+    golden_rows = np.where(rows.matched, rows.golden_rows, 0)
+    known = target_numbers.known[rows.target_rows] & rows.matched[:, None]
+    if len(golden_numbers.values):
+        golden_values = golden_numbers.values[golden_rows]
+        known &= golden_numbers.known[golden_rows]
     else:
-        golden = np.full(both.shape, np.nan)
+        golden_values = np.full(known.shape, np.nan)
     with np.errstate(all="ignore"):
-        difference = np.where(both, mine.values[rows.left] - golden, np.nan)
-        relative = np.where(golden != 0, np.abs(difference / golden * 100) / 100, np.nan)
+        difference = np.where(known, target_numbers.values[rows.target_rows] - golden_values, np.nan)
+        relative = np.where(golden_values != 0, np.abs(difference / golden_values * 100) / 100, np.nan)
     return difference, relative
 
 
-def statistics_811(rows: PairedRows, mine: Numbers, relative: Floats) -> Floats:
+def statistics_811(rows: PairedRows, target_numbers: Numbers, relative: Floats) -> Floats:
     """float64 (m,): the number of 8.1.1 per node, from statistics."""
     largest = np.fmax.reduce(np.where(np.isnan(relative), 0.0, relative), axis=1) if len(relative) else np.zeros(0)
-    largest[mine.bad[rows.left]] = 1.0
-    counts = rows.results & mine.some[rows.left]
+    largest[target_numbers.bad[rows.target_rows]] = 1.0
+    counts = rows.results & target_numbers.some[rows.target_rows]
     return np.minimum(rows.largest(np.where(counts, largest, 0.0)), 1.0)
 
 
@@ -55,7 +55,7 @@ def checksums_811(rows: PairedRows, equal: Bools) -> Floats:
     return rows.smallest(equal.astype(np.float64))
 
 
-def tensors_811(rows: PairedRows, mine: Numbers, thousandth: Sequence[object]) -> Floats:
+def tensors_811(rows: PairedRows, target_numbers: Numbers, thousandth: Sequence[object]) -> Floats:
     """float64 (m,): the number of 8.1.1 per node, from saved tensors.
 
     Args:
@@ -64,10 +64,10 @@ def tensors_811(rows: PairedRows, mine: Numbers, thousandth: Sequence[object]) -
     shares = np.fromiter((_share(cell) for cell in thousandth), np.float64, len(rows))
     shape = rows.target.shape
     scalar = np.fromiter(
-        (type(shape[row]) is list and not shape[row] and row not in rows.target.values for row in rows.left.tolist()), bool
+        (type(shape[row]) is list and not shape[row] and row not in rows.target.values for row in rows.target_rows.tolist()), bool
     )
-    counts = mine.some[rows.left] & ~scalar
-    bad = mine.bad[rows.left] & counts
+    counts = target_numbers.some[rows.target_rows] & ~scalar
+    bad = target_numbers.bad[rows.target_rows] & counts
     shares = np.where(counts & ~np.isnan(shares), shares, np.inf)
     inside, outside = (rows.smallest(np.where(part, shares, np.inf)) for part in (~rows.results, rows.results))
     bad_in, bad_out = (rows.largest((bad & part).astype(np.float64)) > 0 for part in (~rows.results, rows.results))

@@ -44,67 +44,69 @@ class GraphChecks:
             apis.append(api.partition("_rank")[0] if sharded else api)
         self._checks = Checks(rows.starts, rows.outputs, apis)
 
-    def statistics(self, mine: Numbers, theirs: Numbers, norm: Floats) -> Verdicts:
+    def statistics(self, target_numbers: Numbers, golden_numbers: Numbers, norm: Floats) -> Verdicts:
         """By statistics; `norm`: float64 (n,), relative error of the norm as a fraction, NaN without one."""
-        return self._checks.statistics(self._not_finite(mine, theirs), norm, norm, self._facts())
+        return self._checks.statistics(self._not_finite(target_numbers, golden_numbers), norm, norm, self._facts())
 
-    def tensors(self, mine: Numbers, theirs: Numbers, thousandth: Sequence[object], cosine: Sequence[object]) -> Verdicts:
+    def tensors(self, target_numbers: Numbers, golden_numbers: Numbers, thousandth: Sequence[object], cosine: Sequence[object]) -> Verdicts:
         """By saved tensors; the cells of both metrics, one per row."""
-        return self._checks.tensors(self._not_finite(mine, theirs), thousandth, cosine, self._facts())
+        return self._checks.tensors(self._not_finite(target_numbers, golden_numbers), thousandth, cosine, self._facts())
 
     def checksums(self, equal: Bools) -> Verdicts:
         """By checksums; `equal`: bool (n,)."""
         return self._checks.checksums(~equal, ~self.rows.matched)
 
-    def _not_finite(self, mine: Numbers, theirs: Numbers) -> Bools:
+    def _not_finite(self, target_numbers: Numbers, golden_numbers: Numbers) -> Bools:
         rows = self.rows
-        other = theirs.bad_text[rows.right] if len(theirs.bad_text) else np.ones(len(rows), bool)
-        return np.asarray(mine.bad_text[rows.left] & rows.matched & ~other)
+        golden_bad = golden_numbers.bad_text[rows.golden_rows] if len(golden_numbers.bad_text) else np.ones(len(rows), bool)
+        return np.asarray(target_numbers.bad_text[rows.target_rows] & rows.matched & ~golden_bad)
 
     def _facts(self) -> Facts:
         rows = self.rows
-        first, second = rows.target, rows.golden
-        right = np.where(rows.matched, rows.right, 0)
+        target, golden = rows.target, rows.golden
+        golden_rows = np.where(rows.matched, rows.golden_rows, 0)
         alone = ~rows.matched
-        mine = factorize.of_each(first.requires_grad, _grad, np.int64)[rows.left]
-        theirs = factorize.of_each(second.requires_grad, _grad, np.int64)[right] if len(second) else np.zeros(len(rows), np.int64)
-        grads = np.zeros(len(rows), bool) if self.meant else np.where(alone, mine != 0, mine * theirs < 0)
-        dtype = self._off(first.dtype, second.dtype, right)
-        for at in np.flatnonzero(dtype & rows.matched).tolist():  # tensors that one side has as one and the other in parts
-            name = second.name[rows.right[at]]
-            dtype[at] = "qkv" not in name and "gate_up" not in name
-        shape = np.zeros(len(rows), bool) if self.sharded else self._off(first.shape, second.shape, right)
-        return Facts(grads, self._scalars(right), dtype, shape)
+        target_grads = factorize.of_each(target.requires_grad, _grad, np.int64)[rows.target_rows]
+        golden_grads = (
+            factorize.of_each(golden.requires_grad, _grad, np.int64)[golden_rows] if len(golden) else np.zeros(len(rows), np.int64)
+        )
+        grads = np.zeros(len(rows), bool) if self.meant else np.where(alone, target_grads != 0, target_grads * golden_grads < 0)
+        dtype = self._off(target.dtype, golden.dtype, golden_rows)
+        for position in np.flatnonzero(dtype & rows.matched).tolist():  # tensors that one side has as one and the other in parts
+            name = golden.name[rows.golden_rows[position]]
+            dtype[position] = "qkv" not in name and "gate_up" not in name
+        shape = np.zeros(len(rows), bool) if self.sharded else self._off(target.shape, golden.shape, golden_rows)
+        return Facts(grads, self._scalars(golden_rows), dtype, shape)
 
-    def _scalars(self, right: Integers) -> Bools:
+    def _scalars(self, golden_rows: Integers) -> Bools:
         """Numbers that are arguments, and differ."""
         rows = self.rows
-        first, second = rows.target, rows.golden
-        found = np.zeros(len(rows), bool)
-        both = factorize.mask(first.values, len(first))[rows.left] & rows.matched & ~rows.outputs
-        if len(second):
-            both &= factorize.mask(second.values, len(second))[right]
-        for at in np.flatnonzero(both).tolist():
-            i, j = int(rows.left[at]), int(rows.right[at])
-            if first.shape[i] == [] and "class" in str(first.dtype[i]) and "class" in str(second.dtype[j]):
-                found[at] = not _same(first.stats_of(i)[0], second.stats_of(j)[0])
-        return found
+        target, golden = rows.target, rows.golden
+        unequal = np.zeros(len(rows), bool)
+        scalars = factorize.mask(target.values, len(target))[rows.target_rows] & rows.matched & ~rows.outputs
+        if len(golden):
+            scalars &= factorize.mask(golden.values, len(golden))[golden_rows]
+        for position in np.flatnonzero(scalars).tolist():
+            i, j = int(rows.target_rows[position]), int(rows.golden_rows[position])
+            if target.shape[i] == [] and "class" in str(target.dtype[i]) and "class" in str(golden.dtype[j]):
+                unequal[position] = not _same(target.stats_of(i)[0], golden.stats_of(j)[0])
+        return unequal
 
-    def _off(self, words: Sequence[object], other: Sequence[object], right: Integers) -> Bools:
+    def _off(self, target_words: Sequence[object], golden_words: Sequence[object], golden_rows: Integers) -> Bools:
         """Dtypes or shapes that differ, or that a row without a partner has."""
         rows = self.rows
-        there = factorize.of_each(words, lambda word: word is not None, bool)[rows.left]
-        off = there & ~rows.matched
+        present = factorize.of_each(target_words, lambda word: word is not None, bool)[rows.target_rows]
+        off = present & ~rows.matched
         if len(rows.golden):
-            there &= factorize.of_each(other, lambda word: word is not None, bool)[right]
-            off |= there & rows.matched & self._unequal(words, other, right)
+            present &= factorize.of_each(golden_words, lambda word: word is not None, bool)[golden_rows]
+            off |= present & rows.matched & self._unequal(target_words, golden_words, golden_rows)
         return np.asarray(off)
 
-    def _unequal(self, words: Sequence[object], other: Sequence[object], right: Integers) -> Bools:
+    def _unequal(self, target_words: Sequence[object], golden_words: Sequence[object], golden_rows: Integers) -> Bools:
         if not self.meant:
-            return factorize.unequal(words, other, self.rows.left, right)
-        means = kind_of if words is self.rows.target.dtype else _size
-        return factorize.unequal_by(means, words, other, self.rows.left, right)
+            return factorize.unequal(target_words, golden_words, self.rows.target_rows, golden_rows)
+        means = kind_of if target_words is self.rows.target.dtype else _size
+        return factorize.unequal_by(means, target_words, golden_words, self.rows.target_rows, golden_rows)
 
 
 def _size(shape: object) -> Hashable:
@@ -116,6 +118,6 @@ def _grad(required: bool | None) -> int:
     return 0 if required is None else 1 if required else -1
 
 
-def _same(x: object, y: object) -> bool:
+def _same(target: object, golden: object) -> bool:
     """Two NaN are one text in the tables, and equal."""
-    return bool(x == y) or (x != x and y != y)
+    return bool(target == golden) or (target != target and golden != golden)

@@ -108,15 +108,15 @@ class VisDbWriter:
             SinkError: it cannot be written.
         """
         steps, ranks = (sorted({place[i] for place in self._plan.places}) for i in range(2))
-        two = self._plan.comparing
+        comparing = self._plan.comparing
         config = (
             "1",
             self._plan.word,
             self._task,
-            json.dumps(vis_texts.tool_tip(self._task)) if two else None,
+            json.dumps(vis_texts.tool_tip(self._task)) if comparing else None,
             self._micro_steps,
             int(self._plan.options.overflow),
-            json.dumps(vis_texts.colours_262(self._task) if two else None),
+            json.dumps(vis_texts.colours_262(self._task) if comparing else None),
             json.dumps(ranks),
             json.dumps(steps),
         )

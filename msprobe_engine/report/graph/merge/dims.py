@@ -141,9 +141,9 @@ class _Walk:
         shape = self.side.shape[row]
         whole = self.of_dump.whole(row)
         if whole is not None:
-            return next((Cut(d) for d, (a, b) in enumerate(zip(shape, whole)) if a != b), None)
+            return next((Cut(d) for d, (piece_size, whole_size) in enumerate(zip(shape, whole)) if piece_size != whole_size), None)
         sizes = self.beside.shapes(row)
-        if len({len(one) for one in sizes}) == 1:  # not cut evenly: the sizes say where
+        if len({len(size) for size in sizes}) == 1:  # not cut evenly: the sizes say where
             other = [d for d, of_all in enumerate(zip(*sizes)) if len(set(of_all)) > 1]
             if len(other) == 1:
                 return Cut(other[0])
@@ -218,9 +218,9 @@ class _Walk:
             return order if sorted(order) == list(range(size)) else None
         if size < 2:
             return None
-        a, b = (numbers[0] % size, numbers[1] % size) if len(numbers) == 2 else (0, 1)
+        first, second = (numbers[0] % size, numbers[1] % size) if len(numbers) == 2 else (0, 1)
         order = list(range(size))
-        order[a], order[b] = order[b], order[a]
+        order[first], order[second] = order[second], order[first]
         return order
 
 
@@ -247,5 +247,5 @@ def _reshape_cut(cut: Cut, before: Sequence[int], after: Sequence[int]) -> Cut |
 
 
 def _piece_of(piece: Sequence[int], whole: Sequence[int], ranks: int) -> Cut | None:
-    other = [d for d, (a, b) in enumerate(zip(piece, whole)) if a != b]
+    other = [d for d, (piece_size, whole_size) in enumerate(zip(piece, whole)) if piece_size != whole_size]
     return Cut(other[0]) if len(piece) == len(whole) and len(other) == 1 and piece[other[0]] * ranks == whole[other[0]] else None

@@ -32,29 +32,31 @@ def merge_jobs(target: Jobs, golden: Jobs | None, options: GraphOptions) -> Jobs
         DumpFormatError: no rank can be read.
         UsageError: what was given does not fit the ranks that are there, or no step is on both sides.
     """
-    found = Jobs(notes=list(target.notes), lost=list(target.lost))
+    merged = Jobs(notes=list(target.notes), lost=list(target.lost))
     given = options.layouts or (None, None)
-    ours = _by_step(target)
+    target_steps = _by_step(target)
     if golden is None:
-        for step, members in ours.items():
-            found.jobs += [Job(some[0][1], None, step, some[0][0], members=some) for some in _models(members, given[0], found, alone=True)]
-        return _some(found)
-    found.notes += golden.notes
-    found.lost += golden.lost
-    theirs = _by_step(golden)
-    steps = sorted(set(ours) & set(theirs))
+        for step, members in target_steps.items():
+            merged.jobs += [
+                Job(some[0][1], None, step, some[0][0], members=some) for some in _models(members, given[0], merged, alone=True)
+            ]
+        return _some(merged)
+    merged.notes += golden.notes
+    merged.lost += golden.lost
+    golden_steps = _by_step(golden)
+    steps = sorted(set(target_steps) & set(golden_steps))
     pairs = [(step, step) for step in steps]
-    if not pairs and len(ours) == len(theirs) == 1:
-        pairs = [(next(iter(ours)), next(iter(theirs)))]
+    if not pairs and len(target_steps) == len(golden_steps) == 1:
+        pairs = [(next(iter(target_steps)), next(iter(golden_steps)))]
     if not pairs:
-        raise UsageError(f"graph: no step is on both sides: {sorted(ours)} and {sorted(theirs)}")
-    for name, one, other in (("target", ours, theirs), ("golden run", theirs, ours)):
-        alone = sorted(set(one) - set(other))
+        raise UsageError(f"graph: no step is on both sides: {sorted(target_steps)} and {sorted(golden_steps)}")
+    for name, own_steps, other_steps in (("target", target_steps, golden_steps), ("golden run", golden_steps, target_steps)):
+        alone = sorted(set(own_steps) - set(other_steps))
         if alone and steps:
-            found.notes.append(f"steps {', '.join(map(str, alone[:16]))} are of the {name} alone and left out.")
+            merged.notes.append(f"steps {', '.join(map(str, alone[:16]))} are of the {name} alone and left out.")
     for step, golden_step in pairs:
-        found.jobs += _pairs(ours[step], theirs[golden_step], step, golden_step, options, found)
-    return _some(found)
+        merged.jobs += _pairs(target_steps[step], golden_steps[golden_step], step, golden_step, options, merged)
+    return _some(merged)
 
 
 def _some(found: Jobs) -> Jobs:
@@ -63,17 +65,17 @@ def _some(found: Jobs) -> Jobs:
     return found
 
 
-def _pairs(ours: Members, theirs: Members, step: int, golden_step: int, options: GraphOptions, found: Jobs) -> list[Job]:
+def _pairs(target: Members, golden: Members, step: int, golden_step: int, options: GraphOptions, merged: Jobs) -> list[Job]:
     given = options.layouts or (None, None)
-    groups = _models(ours, given[0], found), _models(theirs, given[-1], found)
+    groups = _models(target, given[0], merged), _models(golden, given[-1], merged)
     if not all(groups):
         return []
-    whole = tuple(tuple(one for some in side for one in some) for side in groups)
+    whole = tuple(tuple(member for some in side for member in some) for side in groups)
     across = _read_model_split(whole[0], given[0]) != _read_model_split(whole[1], given[-1]) or len(groups[0]) != len(groups[1])
     if across and options.layouts and options.match == "exact":  # as the existing tool does it: copy beside copy, by names
         across = False
         if len(groups[0]) != len(groups[1]):
-            found.notes.append(
+            merged.notes.append(
                 f"step {step}: {len(groups[0])} copies of the model against {len(groups[1])}; those that both have are compared."
             )
     pairs = [(whole[0], whole[1])] if across else list(zip(*groups))

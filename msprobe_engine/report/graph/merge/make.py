@@ -93,22 +93,22 @@ def _graph(sides: dict[int, DumpTable], step: int, options: GraphOptions, notes:
 def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job, options: GraphOptions, notes: list[str]) -> Comparison:
     """Two runs that were cut in different ways: what all ranks of each make together, in the same shapes. Rows that have no counterpart
     (parts of a sum, places within a cut table) are empty on both sides, and the notes of their nodes say why."""
-    first, second, _ = together(target, golden, notes, notes)
-    found = diverge_layouts(first, second)
-    made = found.wholes[min(first)]
+    target_ranks, golden_ranks, _ = together(target, golden, notes, notes)
+    divergence = diverge_layouts(target_ranks, golden_ranks)
+    made = divergence.wholes[min(target_ranks)]
     graph = build(in_order(made.target), job.step, job.rank)
-    other = build(in_order(made.golden), job.golden_step, job.golden_rank)
-    side = made.target
-    for one in (made.target, made.golden):  # columns that a copy shares with the ranks' own
-        one.dtype, one.requires_grad = list(one.dtype), list(one.requires_grad)
+    golden_graph = build(in_order(made.golden), job.golden_step, job.golden_rank)
+    target_table = made.target
+    for table in (made.target, made.golden):  # columns that a copy shares with the ranks' own
+        table.dtype, table.requires_grad = list(table.dtype), list(table.requires_grad)
     for row, reason in made.skipped.items():
         _add_row_note(graph, row, Sentence("not compared: {0}", reason))
-    for row in list(of_groups(side)):
-        _add_row_note(graph, row, Sentence("not compared: of a group of ranks ({0})", side.values[row]))
-        _empty(side, row)
+    for row in list(of_groups(target_table)):
+        _add_row_note(graph, row, Sentence("not compared: of a group of ranks ({0})", target_table.values[row]))
+        _empty(target_table, row)
     for row in list(of_groups(made.golden)):
         _empty(made.golden, row)
-    _level(graph, side, made.golden, made.structure.pairs)
+    _level(graph, target_table, made.golden, made.structure.pairs)
     for row, n in made.made_of.items():
         _add_row_note(graph, row, Sentence("put together from {0} pieces", n))
     for row, rank in made.rank.items():
@@ -118,31 +118,35 @@ def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job
             Sentence("the gradients are {0} times the golden run's until they are averaged; that was taken out.", f"{made.factor:g}")
         )
     for op, node in enumerate(graph.node_of_record):
-        origin = origin_of(side, op)
+        origin = origin_of(target_table, op)
         if node >= 0 and origin is not None:
             graph.merge_notes.setdefault(node, []).insert(0, Sentence("is {0} of rank {1}", origin[1], origin[0]))
-    return compare(graph, other, options, found)
+    return compare(graph, golden_graph, options, divergence)
 
 
 def _level(graph: Graph, target: DumpTable, golden: DumpTable, pairs: Sequence[tuple[int, int]]) -> None:
     """Take out what differs between rows beside each other because of how the runs are cut: whether autograd follows a tensor that was
     gathered, and arguments that one of them gives as a number, as a tensor, or not at all."""
-    beside = distances.paired_rows(target, golden, pairs)[0]
-    here, there = {i for i, _ in beside}, {j for _, j in beside}
-    for x, y in pairs:
-        for row in (row for row in target.rows(x) if row not in here):
+    paired = distances.paired_rows(target, golden, pairs)[0]
+    target_rows, golden_rows = {target_row for target_row, _ in paired}, {golden_row for _, golden_row in paired}
+    for target_record, golden_record in pairs:
+        for row in (row for row in target.rows(target_record) if row not in target_rows):
             _add_row_note(graph, row, Sentence("not compared: the golden run has none"))
             _empty(target, row)
-        for row in (row for row in golden.rows(y) if row not in there):
+        for row in (row for row in golden.rows(golden_record) if row not in golden_rows):
             _empty(golden, row)
-    for i, j in beside:
-        if target.requires_grad[i] != golden.requires_grad[j]:
-            target.requires_grad[i] = golden.requires_grad[j] = None
-        kinds = [(side.dtype[row] is None, row in side.values) for side, row in ((target, i), (golden, j))]
+    for target_row, golden_row in paired:
+        if target.requires_grad[target_row] != golden.requires_grad[golden_row]:
+            target.requires_grad[target_row] = golden.requires_grad[golden_row] = None
+        kinds = [(side.dtype[row] is None, row in side.values) for side, row in ((target, target_row), (golden, golden_row))]
         if kinds[0] != kinds[1]:
-            _add_row_note(graph, i, Sentence("not compared: {0} here, {1} in the golden run", target.dtype[i], golden.dtype[j]))
-            _empty(target, i)
-            _empty(golden, j)
+            _add_row_note(
+                graph,
+                target_row,
+                Sentence("not compared: {0} here, {1} in the golden run", target.dtype[target_row], golden.dtype[golden_row]),
+            )
+            _empty(target, target_row)
+            _empty(golden, golden_row)
 
 
 def _empty(side: DumpTable, row: int) -> None:
@@ -249,23 +253,23 @@ class _Form:
     def write(self) -> None:
         """All nodes at the top, in their order; runs of calls where the first rank has them."""
         graph = self.graph
-        mine = {name: k for k, run in enumerate(self.of_ranks[self.first]) for _, name in run}
+        first_runs = {name: k for k, run in enumerate(self.of_ranks[self.first]) for _, name in run}
         in_runs = {name for runs in self.of_ranks.values() for run in runs for _, name in run}
-        done: set[int] = set()
+        written: set[int] = set()
         for node in graph.children[ROOT]:
             if graph.types[node] != API_COLLECTION:
                 self.write_tree(node)
                 continue
             for child in graph.children[node]:
                 name = self.named.get(graph.names[child], graph.names[child])
-                k = mine.get(name)
+                k = first_runs.get(name)
                 if name not in in_runs:
                     self.write_tree(child)  # alone between two modules on its rank
-                elif k is not None and k not in done:
-                    done.add(k)
+                elif k is not None and k not in written:
+                    written.add(k)
                     self.write_run(k)
         for k in range(max(map(len, self.of_ranks.values()), default=0)):
-            if k not in done:
+            if k not in written:
                 self.write_run(k)
 
     def write_run(self, k: int) -> None:

@@ -84,8 +84,8 @@ def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -
     """
     partners = [-1] * len(target)
     partners[ROOT] = ROOT
-    for x, y in pairs:
-        node, other = target.node_of_record[x], golden.node_of_record[y]
+    for target_record, golden_record in pairs:
+        node, other = target.node_of_record[target_record], golden.node_of_record[golden_record]
         if node >= 0 and other >= 0:
             partners[node] = other
     _without_records(target, golden, partners)
@@ -162,28 +162,28 @@ def _number_calls(graph: Graph, node: int) -> Iterator[tuple[tuple[str, int], in
 
 
 def _alike(target: Graph, golden: Graph, partners: list[int], kinds: bool) -> Bools:
-    found = np.ones(len(target), bool)
-    first, second = target.side, golden.side
-    if first is None or second is None:
-        return found
-    other = np.asarray(partners, np.int64)
-    nodes = np.flatnonzero(other >= 0)
-    mine = np.asarray(target.records, np.int64)[nodes]
-    theirs = np.asarray(golden.records, np.int64)[other[nodes]]
-    results = result_rows(first), result_rows(second)
+    alike = np.ones(len(target), bool)
+    target_side, golden_side = target.side, golden.side
+    if target_side is None or golden_side is None:
+        return alike
+    golden_nodes = np.asarray(partners, np.int64)
+    nodes = np.flatnonzero(golden_nodes >= 0)
+    target_records = np.asarray(target.records, np.int64)[nodes]
+    golden_records = np.asarray(golden.records, np.int64)[golden_nodes[nodes]]
+    results = result_rows(target_side), result_rows(golden_side)
     known: dict[object, int] = {}
-    words = _words(first, kinds, known), _words(second, kinds, known)
+    words = _words(target_side, kinds, known), _words(golden_side, kinds, known)
     for role in (False, True):
-        rows, begins, counts = zip(*(_of_role(side, is_result == role) for side, is_result in zip((first, second), results)))
-        many = np.append(counts[0], 0)[mine], np.append(counts[1], 0)[theirs]  # -1 takes the last one
+        rows, begins, counts = zip(*(_of_role(side, is_result == role) for side, is_result in zip((target_side, golden_side), results)))
+        many = np.append(counts[0], 0)[target_records], np.append(counts[1], 0)[golden_records]  # -1 takes the last one
         if kinds:
-            found[nodes[many[0] != many[1]]] = False
-        both = np.minimum(*many)
-        left = rows[0][factorize.spread(np.append(begins[0], 0)[mine], both)]
-        right = rows[1][factorize.spread(np.append(begins[1], 0)[theirs], both)]
-        off = words[0][left] != words[1][right]
-        found[np.repeat(nodes, both)[off]] = False
-    return found
+            alike[nodes[many[0] != many[1]]] = False
+        counts_in_common = np.minimum(*many)
+        target_rows = rows[0][factorize.spread(np.append(begins[0], 0)[target_records], counts_in_common)]
+        golden_rows = rows[1][factorize.spread(np.append(begins[1], 0)[golden_records], counts_in_common)]
+        off = words[0][target_rows] != words[1][golden_rows]
+        alike[np.repeat(nodes, counts_in_common)[off]] = False
+    return alike
 
 
 def _of_role(side: DumpTable, chosen: Bools) -> tuple[factorize.Integers, factorize.Integers, factorize.Integers]:
@@ -228,12 +228,12 @@ def _pair_by_records(target: Graph, golden: Graph, aligned: Aligned) -> tuple[di
     each of them is beside the one whose name they have together."""
     forward: dict[int, int] = {}
     backward: dict[int, int] = {}
-    first, second = aligned.target.side, aligned.golden.side
-    for x, y in aligned.structure.pairs:
-        mine, theirs = standing_for(target, first, x), standing_for(golden, second, y)
-        if mine and theirs:
-            forward.update(dict.fromkeys(mine, golden.index.get(second.ops[y], theirs[0])))
-            backward.update(dict.fromkeys(theirs, target.index.get(first.ops[x], mine[0])))
+    target_side, golden_side = aligned.target.side, aligned.golden.side
+    for target_record, golden_record in aligned.structure.pairs:
+        target_nodes, golden_nodes = standing_for(target, target_side, target_record), standing_for(golden, golden_side, golden_record)
+        if target_nodes and golden_nodes:
+            forward.update(dict.fromkeys(target_nodes, golden.index.get(golden_side.ops[golden_record], golden_nodes[0])))
+            backward.update(dict.fromkeys(golden_nodes, target.index.get(target_side.ops[target_record], target_nodes[0])))
     return forward, backward
 
 

@@ -30,41 +30,41 @@ class PairedRows:
     Attributes:
         nodes: int64 (m,), nodes of the target that have a partner and at least one row.
         starts: int64 (m,), position of the first row of each node.
-        left: int64 (n,), rows of the target.
-        right: int64 (n,), the row of the golden side, -1 without one.
+        target_rows: int64 (n,), rows of the target.
+        golden_rows: int64 (n,), the row of the golden side, -1 without one.
     """
 
     target: DumpTable
     golden: DumpTable
     nodes: Integers
     starts: Integers
-    left: Integers
-    right: Integers
+    target_rows: Integers
+    golden_rows: Integers
 
     def __len__(self) -> int:
-        return len(self.left)
+        return len(self.target_rows)
 
     @cached_property
     def matched(self) -> Bools:
         """bool (n,): the row stands beside one of the golden side."""
-        return self.right >= 0
+        return self.golden_rows >= 0
 
     @cached_property
     def group(self) -> Integers:
         """int64 (n,): position of the row's node among `nodes`."""
-        found = np.zeros(len(self), np.int64)
-        found[self.starts[1:]] = 1
-        return np.cumsum(found)
+        starts = np.zeros(len(self), np.int64)
+        starts[self.starts[1:]] = 1
+        return np.cumsum(starts)
 
     @cached_property
     def outputs(self) -> Bools:
         """bool (n,): the rows that 26.2.0 takes for results: their name holds ``.output.``, and be it in the path of a module."""
-        return _mask_names_with(self.target.name, ".output.")[self.left]
+        return _mask_names_with(self.target.name, ".output.")[self.target_rows]
 
     @cached_property
     def results(self) -> Bools:
         """bool (n,): `result_rows`, of the target's rows."""
-        return result_rows(self.target)[self.left]
+        return result_rows(self.target)[self.target_rows]
 
     def largest(self, values: Floats) -> Floats:
         """float64 (m,): the largest of each node's rows."""
@@ -84,22 +84,26 @@ def pair_rows(target: Graph, golden: Graph, partners: Sequence[int]) -> PairedRo
     """
     assert target.side is not None
     assert golden.side is not None
-    first, second = target.side, golden.side
-    other = np.asarray(partners, np.int64)
-    mine = np.asarray(target.records, np.int64)
-    theirs = np.asarray([*golden.records, -1], np.int64)[other]  # -1 takes the last one
-    begin = factorize.firsts(first)
-    counts = np.where(mine >= 0, np.diff(np.append(begin, begin[-1]))[mine], 0)
-    nodes = np.flatnonzero((other >= 0) & (counts > 0))
-    counts, record, partner = counts[nodes], mine[nodes], theirs[nodes]
-    left = factorize.spread(begin[record], counts)
+    target_side, golden_side = target.side, golden.side
+    golden_nodes = np.asarray(partners, np.int64)
+    target_records = np.asarray(target.records, np.int64)
+    golden_records = np.asarray([*golden.records, -1], np.int64)[golden_nodes]  # -1 takes the last one
+    begin = factorize.firsts(target_side)
+    counts = np.where(target_records >= 0, np.diff(np.append(begin, begin[-1]))[target_records], 0)
+    nodes = np.flatnonzero((golden_nodes >= 0) & (counts > 0))
+    counts, record, partner = counts[nodes], target_records[nodes], golden_records[nodes]
+    target_rows = factorize.spread(begin[record], counts)
     starts = np.cumsum(counts) - counts
-    role = np.frombuffer(bytes(first.role), np.uint8).astype(np.int64)
+    role = np.frombuffer(bytes(target_side.role), np.uint8).astype(np.int64)
     exists = np.repeat(partner, counts) >= 0
-    key = np.where(exists, np.repeat(partner, counts) * _ROLES + role[left], 0)
-    place, begins, many = _places(first)[left], _first_rows(second), np.bincount(_keys(second), minlength=len(second.ops) * _ROLES + 1)
-    right = np.where(exists & (place < many[key]), begins[key] + place, -1)
-    return PairedRows(first, second, nodes, starts, left, right)
+    key = np.where(exists, np.repeat(partner, counts) * _ROLES + role[target_rows], 0)
+    place, begins, many = (
+        _places(target_side)[target_rows],
+        _first_rows(golden_side),
+        np.bincount(_keys(golden_side), minlength=len(golden_side.ops) * _ROLES + 1),
+    )
+    golden_rows = np.where(exists & (place < many[key]), begins[key] + place, -1)
+    return PairedRows(target_side, golden_side, nodes, starts, target_rows, golden_rows)
 
 
 def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> PairedRows:
@@ -113,11 +117,11 @@ def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> Paire
     nodes = {target.node_of_record[target.side.op[row]] for row in told}
     right = np.array([told.get(row, -1) for row in range(len(rows.target))], np.int64)
     said = np.isin(rows.nodes, np.fromiter(nodes, np.int64, len(nodes)))[rows.group]
-    other = np.where(said, right[rows.left], rows.right)
+    other = np.where(said, right[rows.target_rows], rows.golden_rows)
     kept = ~said | (other >= 0)
     groups = rows.group[kept]
     starts = np.flatnonzero(np.diff(groups, prepend=-1))
-    return PairedRows(rows.target, rows.golden, rows.nodes[groups[starts]], starts, rows.left[kept], other[kept])
+    return PairedRows(rows.target, rows.golden, rows.nodes[groups[starts]], starts, rows.target_rows[kept], other[kept])
 
 
 def _keys(side: DumpTable) -> Integers:

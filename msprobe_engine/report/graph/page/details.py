@@ -138,8 +138,8 @@ class _Writer:
 
 
 def _numbers(four: Any) -> str:
-    a, b, c, d = four
-    return f"{a:.9g},{b:.9g},{c:.9g},{d:.9g}"  # nine digits give a float32 back as it was
+    largest, smallest, mean, norm = four
+    return f"{largest:.9g},{smallest:.9g},{mean:.9g},{norm:.9g}"  # nine digits give a float32 back as it was
 
 
 def _text(value: Any) -> str:

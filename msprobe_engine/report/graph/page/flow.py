@@ -38,13 +38,13 @@ def producers(graph: Graph) -> Numbers:
     return np.asarray(found)
 
 
-def follow_partners(found: Numbers, graph: Graph, other: Graph, theirs: Numbers, rows: Numbers, partners: Sequence[int]) -> None:
+def follow_partners(sources: Numbers, graph: Graph, other: Graph, other_sources: Numbers, rows: Numbers, partners: Sequence[int]) -> None:
     """Where numbers of `graph` are not finite, take over what the finite ones of the other run say.
 
     Args:
-        found: `producers` of the graph, changed in place.
+        sources: `producers` of the graph, changed in place.
         graph: may hold NaN and Inf.
-        theirs: `producers` of the other run.
+        other_sources: `producers` of the other run.
         rows: row -> row of the other run, -1 where there is none.
         partners: node of the other run -> node of the graph, -1.
     """
@@ -53,9 +53,9 @@ def follow_partners(found: Numbers, graph: Graph, other: Graph, theirs: Numbers,
     role = np.frombuffer(bytes(graph.side.role), np.uint8)
     bad = np.flatnonzero(_nonfinite(graph.side) & (role == INPUT) & (rows >= 0))
     bad = bad[~_nonfinite(other.side)[rows[bad]]]
-    source = theirs[rows[bad]]
+    source = other_sources[rows[bad]]
     nodes = np.array([*partners, -1], np.int64)[source]  # -1 is the last
-    found[bad[nodes >= 0]] = nodes[nodes >= 0]
+    sources[bad[nodes >= 0]] = nodes[nodes >= 0]
 
 
 def _nonfinite(side: DumpTable) -> npt.NDArray[np.bool_]:

@@ -65,30 +65,30 @@ def _both(shown: Comparison, groups: Groups, numbers: tuple[Counter[str], Counte
         if twin < 0:
             continue
         group_of = {node: k for k, part in enumerate(parts) for node in part}
-        theirs: list[list[int]] = []
-        known: list[int] = []  # the group of the target that each of theirs goes with
+        golden_groups: list[list[int]] = []
+        known: list[int] = []  # the group of the target that each golden group belongs to
         for node in golden.children[twin]:
             k = group_of.get(back[node], -1)
-            if not theirs or k > known[-1]:
-                if theirs and known[-1] < 0:
+            if not golden_groups or k > known[-1]:
+                if golden_groups and known[-1] < 0:
                     known[-1] = k  # what has no partner at the beginning goes with what comes first
-                    theirs[-1].append(node)
+                    golden_groups[-1].append(node)
                     continue
-                theirs.append([])
+                golden_groups.append([])
                 known.append(k)
-            theirs[-1].append(node)
+            golden_groups[-1].append(node)
         named = [target.names[made[k]] if k in made else "" for k in known]
-        made_there = _fold(golden, twin, theirs, numbers[1], named)
+        made_there = _fold(golden, twin, golden_groups, numbers[1], named)
         back += [-1] * len(made_there)
-        for at, node in made_there.items():
-            if (mine := made.get(known[at])) is not None:
-                partners[mine], back[node] = node, mine
+        for position, node in made_there.items():
+            if (target_node := made.get(known[position])) is not None:
+                partners[target_node], back[node] = node, target_node
     index = shown.index + [None] * (len(target) - before)
     units = np.concatenate([np.asarray(shown.units, np.float64), np.full(len(target) - before, np.nan)])
     for node in range(before, len(target)):
         inside = target.children[node]
         units[node] = np.fmax.reduce(units[inside])
-        index[node] = max((value for one in inside if (value := index[one]) is not None), default=None)
+        index[node] = max((value for child in inside if (value := index[child]) is not None), default=None)
     metrics = shown.metrics
 
     def of_node(node: int) -> Mapping[str, Mapping[str, Cell]]:

@@ -142,52 +142,69 @@ class PageWriter:
             "problems": [both(one) for one in graph.problems],
         }
 
-    def _comparison(self, at: int, shown: Comparison) -> dict[str, Any]:
+    def _comparison(self, position: int, shown: Comparison) -> dict[str, Any]:
         shown = both_folded(shown)
         target, golden = shown.target, shown.golden
-        left, right = Order(target), Order(golden)
-        partners = _partners(shown.partners, left, right)
-        golden_partners = _partners(shown.golden_partners, right, left)
-        structure = _mask(left, shown.by_structure)
-        units = np.asarray(shown.units, np.float64)[left.nodes]
-        index = np.array([np.nan if value is None else value for value in shown.index], np.float64)[left.nodes]
-        sources, their_sources = flow.producers(target), flow.producers(golden)
+        target_order, golden_order = Order(target), Order(golden)
+        partners = _partners(shown.partners, target_order, golden_order)
+        golden_partners = _partners(shown.golden_partners, golden_order, target_order)
+        structure = _mask(target_order, shown.by_structure)
+        units = np.asarray(shown.units, np.float64)[target_order.nodes]
+        index = np.array([np.nan if value is None else value for value in shown.index], np.float64)[target_order.nodes]
+        sources, golden_sources = flow.producers(target), flow.producers(golden)
         rows = shown.golden_rows
         if rows is not None:
-            flow.follow_partners(sources, target, golden, their_sources, rows, shown.golden_partners)
-        mine, flags = columns(
+            flow.follow_partners(sources, target, golden, golden_sources, rows, shown.golden_partners)
+        target_columns, flags = columns(
             target,
-            left,
+            target_order,
             producers=sources,
             partners=partners,
             units=units,
             index=index,
             by_structure=structure,
-            needless=_mask(left, shown.needless[0]),
+            needless=_mask(target_order, shown.needless[0]),
         )
-        theirs = np.full(len(right), np.nan)
-        theirs[golden_partners >= 0] = units[golden_partners[golden_partners >= 0]]
-        other, golden_flags = columns(
-            golden, right, producers=their_sources, partners=golden_partners, units=theirs, needless=_mask(right, shown.needless[1])
+        golden_units = np.full(len(golden_order), np.nan)
+        golden_units[golden_partners >= 0] = units[golden_partners[golden_partners >= 0]]
+        golden_columns, golden_flags = columns(
+            golden,
+            golden_order,
+            producers=golden_sources,
+            partners=golden_partners,
+            units=golden_units,
+            needless=_mask(golden_order, shown.needless[1]),
         )
         metrics = shown.metrics if shown.task == "all" else None  # else both sides' rows say it
         back = _inverse(rows, len(golden.side)) if rows is not None and golden.side is not None else None
-        self._side(f"graph-{at}-0", target, left, mine, details.blocks(target, left, other=golden.side, partner_rows=rows, metrics=metrics))
-        self._side(f"graph-{at}-1", golden, right, other, details.blocks(golden, right, other=target.side, partner_rows=back))
-        suspect = -1 if shown.suspect is None else int(left.places[shown.suspect])
+        self._side(
+            f"graph-{position}-0",
+            target,
+            target_order,
+            target_columns,
+            details.blocks(target, target_order, other=golden.side, partner_rows=rows, metrics=metrics),
+        )
+        self._side(
+            f"graph-{position}-1",
+            golden,
+            golden_order,
+            golden_columns,
+            details.blocks(golden, golden_order, other=target.side, partner_rows=back),
+        )
+        suspect = -1 if shown.suspect is None else int(target_order.places[shown.suspect])
         largest = float(np.fmax.reduce(units, initial=0.0))
         return {
             "step": shown.step,
             "rank": shown.rank,
-            "nodes": [len(left), len(right)],
+            "nodes": [len(target_order), len(golden_order)],
             "microSteps": target.micro_step_count,
             "suspect": suspect,
             "suspectName": target.names[shown.suspect] if shown.suspect is not None else None,
             "suspectText": both(shown.suspect_text),
             "worst": largest if math.isfinite(largest) else "inf",
-            "unmatched": [int(np.count_nonzero(one & UNMATCHED)) for one in (flags, golden_flags)],
+            "unmatched": [int(np.count_nonzero(node_flags & UNMATCHED)) for node_flags in (flags, golden_flags)],
             "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
-            "problems": [both(one) for one in (*target.problems, *golden.problems)],
+            "problems": [both(node_flags) for node_flags in (*target.problems, *golden.problems)],
         }
 
     def _side(self, name: str, graph: Graph, order: Order, island: bytes, blocks: Iterator[bytes]) -> None:
@@ -204,10 +221,10 @@ def _map(alike: Alike) -> dict[str, Any] | None:
     return {"axes": alike.axes, "ranks": ranks, "places": places} if alike.same else None
 
 
-def _partners(partners: list[int], mine: Order, theirs: Order) -> Any:
+def _partners(partners: list[int], own_order: Order, other_order: Order) -> Any:
     """Per place of one side the place of the partner on the other, -1 without one."""
-    found = np.array(partners, np.int64)[mine.nodes]
-    return np.where(found >= 0, theirs.places[found], -1)
+    partner_nodes = np.array(partners, np.int64)[own_order.nodes]
+    return np.where(partner_nodes >= 0, other_order.places[partner_nodes], -1)
 
 
 def _mask(order: Order, nodes: set[int]) -> Any:
