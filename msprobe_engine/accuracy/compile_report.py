@@ -211,10 +211,10 @@ def _rows(result: CompareResult, inputs: bool) -> Iterator[Sequence[Any]]:
         for kind in KINDS if inputs else KINDS[1:]:
             for n, t in enumerate(diff.of(kind)):
                 numbers = (f"{t.max_abs:.6e}", f"{t.mean_abs:.6e}", f"{t.max_rel:.6e}")
-                ours = (
+                own_cells = (
                     t.dtype,
                     f"{t.scaled:.6e}",
                     *("" if e is None else f"{e:.6e}" for e in (t.error_eager, t.error_compiled, t.units)),
                     t.name,
                 )
-                yield diff.name, kind, n, t.status, *numbers, str(t.shape), t.message, *ours
+                yield diff.name, kind, n, t.status, *numbers, str(t.shape), t.message, *own_cells

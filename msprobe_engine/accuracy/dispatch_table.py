@@ -61,18 +61,18 @@ def difference(bench: Array, device: Array) -> Difference:
     if bench.shape != device.shape or not bench.size or bench.dtype.kind not in "biufc" or device.dtype.kind not in "biufc":
         return Difference()
     wide = np.complex128 if "c" in (bench.dtype.kind, device.dtype.kind) else np.float64
-    b, d = bench.astype(wide).reshape(-1), device.astype(wide).reshape(-1)
-    finite = np.isfinite(b) & np.isfinite(d)
+    bench_values, device_values = bench.astype(wide).reshape(-1), device.astype(wide).reshape(-1)
+    finite = np.isfinite(bench_values) & np.isfinite(device_values)
     if not finite.any():
         return Difference()
     with np.errstate(all="ignore"):
-        error = np.where(finite, d - b, 0)
-        absolute, size = np.abs(error), np.where(finite, np.abs(b), 0)
+        error = np.where(finite, device_values - bench_values, 0)
+        absolute, size = np.abs(error), np.where(finite, np.abs(bench_values), 0)
         relative = absolute / (size + np.finfo(np.float32).eps)
         signed = np.real(error)
         balance = float(np.where(size < 1.0, signed, signed / (size + np.finfo(np.float32).eps)).sum() / finite.sum())
-    at, rel_at = int(absolute.argmax()), int(relative.argmax())
-    return Difference(balance, float(absolute[at]), at, float(relative[rel_at]), rel_at)
+    position, rel_position = int(absolute.argmax()), int(relative.argmax())
+    return Difference(balance, float(absolute[position]), position, float(relative[rel_position]), rel_position)
 
 
 @dataclass(frozen=True, slots=True)

@@ -68,11 +68,11 @@ def _unit(rng: np.random.Generator, count: int, low: float, high: float, mean: f
         rng.shuffle(values)
         return values
     shape = most / spread - 1
-    a, b = centre * shape, (1 - centre) * shape
-    if min(a, b) > 4:
+    alpha, beta = centre * shape, (1 - centre) * shape
+    if min(alpha, beta) > 4:
         values = _many(rng, inner, lambda n: centre + math.sqrt(spread) * rng.standard_normal(n))
     else:
-        values = _many(rng, inner, lambda n: rng.beta(a, b, n))
+        values = _many(rng, inner, lambda n: rng.beta(alpha, beta, n))
     for _ in range(3 if inner > 1 else 0):
         np.clip(values, 0, 1, out=values)
         have = float(values.std())

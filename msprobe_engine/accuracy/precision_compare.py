@@ -179,8 +179,8 @@ def _as_ours(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mapping[st
 
 def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[str, str]:
     dtype = npu["DEVICE Dtype"]
-    ours = {"Units NPU": "Units", "Units GPU": "Units", "Status NPU": "Status", "Status GPU": "Status"}
-    beside = {key: (npu if key.endswith("NPU") else gpu).get(column, BLANK) for key, column in ours.items()}
+    column_of = {"Units NPU": "Units", "Units GPU": "Units", "Status NPU": "Status", "Status GPU": "Status"}
+    beside = {key: (npu if key.endswith("NPU") else gpu).get(column, BLANK) for key, column in column_of.items()}
     verdict = _our_verdict(npu, gpu) if "Units" in npu and "Units" in gpu else None
     if npu.get("Status") == SKIP or gpu.get("Status") == SKIP:
         return _build_skipped_row(name, npu.get("Message") or gpu.get("Message") or _NOT_COMPARED) | beside

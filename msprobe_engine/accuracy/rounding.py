@@ -22,12 +22,12 @@ def round_to(values: Array, kind: FloatType) -> Array:
         rounded: Array = np.empty_like(wide)
         rounded.real, rounded.imag = round_to(wide.real, kind), round_to(wide.imag, kind)
         return rounded
-    x = values.astype(np.float64)
+    exact = values.astype(np.float64)
     if kind.bits == 53:
-        return x
-    exponent = np.maximum(np.frexp(x)[1] - 1, kind.least)
+        return exact
+    exponent = np.maximum(np.frexp(exact)[1] - 1, kind.least)
     unit = np.ldexp(1.0, exponent - kind.bits + 1)
     with np.errstate(invalid="ignore", over="ignore"):
-        rounded = np.rint(x / unit) * unit
-        rounded = np.where(np.isfinite(x), rounded, x)
+        rounded = np.rint(exact / unit) * unit
+        rounded = np.where(np.isfinite(exact), rounded, exact)
         return np.where(np.abs(rounded) > kind.largest, np.copysign(np.inf, rounded), rounded)

@@ -84,8 +84,8 @@ def _section(node: Any, report: tree.Report) -> tuple[str, Any]:
             return name, node[name]
     from msprobe_engine.core.settings.existing.config_json import DUMP_KEYS
 
-    ours = [key.name for key in tree.keys_of(PrecheckSettings)]
-    if node and not any(name in ours for name in node) and any(name in DUMP_KEYS for name in node if name != "precision"):
+    own_names = [key.name for key in tree.keys_of(PrecheckSettings)]
+    if node and not any(name in own_names for name in node) and any(name in DUMP_KEYS for name in node if name != "precision"):
         report.warning(SECTIONS[0], "is not there; the defaults hold")
         return SECTIONS[0], {}
     return "", node

@@ -124,21 +124,23 @@ def compute_tolerance(dtype: str, mode: str) -> tuple[int, int]:
 
 def measure(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str, mode: str, backward: bool = False) -> Measured:
     """Compare two results of one shape, see `judge`."""
-    a, b = original.astype(np.float64).reshape(-1), perturbed.astype(np.float64).reshape(-1)
-    finite = np.isfinite(a) & np.isfinite(b)
-    same = (a == b) | (np.isnan(a) & np.isnan(b))
+    original_values, perturbed_values = original.astype(np.float64).reshape(-1), perturbed.astype(np.float64).reshape(-1)
+    finite = np.isfinite(original_values) & np.isfinite(perturbed_values)
+    same = (original_values == perturbed_values) | (np.isnan(original_values) & np.isnan(perturbed_values))
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
-        x, y = a[finite], b[finite]
-        change, size = _norm(y - x), _norm(x)
+        before, after = original_values[finite], perturbed_values[finite]
+        change, size = _norm(after - before), _norm(before)
         small = small_value(perturbed_dtype, mode, backward)
         if mode != NO_CHANGE:
             bits, least = compute_tolerance(dtype, mode)
-            looked = np.abs(x - y) > np.ldexp(1.0, np.maximum(np.frexp(x)[1] - 1, least) - bits)
-            x, y = x[looked], y[looked]
-        flipped = mode != NO_CHANGE and bool((x * y < -small * small).any())
+            looked = np.abs(before - after) > np.ldexp(1.0, np.maximum(np.frexp(before)[1] - 1, least) - bits)
+            before, after = before[looked], after[looked]
+        flipped = mode != NO_CHANGE and bool((before * after < -small * small).any())
         usual = typical(mode, size, int(finite.sum()))
-        excess = float((np.abs(y - x) / np.maximum(np.abs(x), usual)).max(initial=0.0)) if usual else float(change > 0) * math.inf
-        return Measured(bool((~finite & ~same).any()), not same.all(), _largest(x, y, small), flipped, change, size, excess)
+        excess = (
+            float((np.abs(after - before) / np.maximum(np.abs(before), usual)).max(initial=0.0)) if usual else float(change > 0) * math.inf
+        )
+        return Measured(bool((~finite & ~same).any()), not same.all(), _largest(before, after, small), flipped, change, size, excess)
 
 
 def decide(found: Measured, dtype: str, mode: str, threshold: float | None = None, moved: float = 0.0) -> Judgement:
@@ -179,10 +181,10 @@ def _norm(values: Array) -> float:
     return largest * float(np.sqrt(np.square(values / largest).sum())) if largest else 0.0
 
 
-def _largest(x: Array, y: Array, small: float) -> float:
+def _largest(before: Array, after: Array, small: float) -> float:
     """Largest ratio of two elements minus 1, whichever is the larger one."""
-    if not x.size:
+    if not before.size:
         return 0.0
-    high, low = np.maximum(np.abs(x), np.abs(y)), np.minimum(np.abs(x), np.abs(y))
+    high, low = np.maximum(np.abs(before), np.abs(after)), np.minimum(np.abs(before), np.abs(after))
     ratio = np.maximum(high, small) / np.maximum(low, small)
     return float(np.nan_to_num(ratio, nan=1.0, posinf=np.inf).max()) - 1.0

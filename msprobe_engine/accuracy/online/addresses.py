@@ -45,13 +45,13 @@ def is_strangers(connection: socket.socket) -> bool:
     family = connection.family
     if not sys.platform.startswith("linux") or not is_loopback(remote[0]):
         return False
-    theirs = f"{_as_listed(remote[0], family)}:{remote[1]:04X}"
-    ours = f"{_as_listed(local[0], family)}:{local[1]:04X}"
+    remote_listed = f"{_as_listed(remote[0], family)}:{remote[1]:04X}"
+    local_listed = f"{_as_listed(local[0], family)}:{local[1]:04X}"
     try:
         with open("/proc/net/tcp6" if family == socket.AF_INET6 else "/proc/net/tcp", encoding="ascii") as file:
             for line in file:
                 fields = line.split()
-                if len(fields) > 7 and fields[1] == theirs and fields[2] == ours:
+                if len(fields) > 7 and fields[1] == remote_listed and fields[2] == local_listed:
                     return int(fields[7]) not in (0, os.getuid())
     except (OSError, ValueError):
         return False

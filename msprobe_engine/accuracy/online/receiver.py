@@ -229,14 +229,14 @@ class Reception:
         self.refused = sum(state.refused for state in states)
         self.missing = sum(state.missing for state in states)
         self.lost = sum(state.final.dropped + state.final.lost if state.final is not None else state.peer.lost for state in states)
-        here = {state.peer.session for state in states}
+        present = {state.peer.session for state in states}
         going = [state for state in states if not self._close_if_ended(state)]
-        left = [t for t in list(self._spool.trainings.values()) if not t.over and t.session not in here]
-        for training in left:  # of an earlier start of this host
+        absent = [t for t in list(self._spool.trainings.values()) if not t.over and t.session not in present]
+        for training in absent:  # of an earlier start of this host
             if time.monotonic() - self._began > self._settings.end_patience:
                 self.gone.append(f"rank {training.rank} did not come back within {self._settings.end_patience:g} s")
                 self._finish(training.session)
-        if going or any(not t.over for t in left) or not (states or left or self._spool.trainings):
+        if going or any(not t.over for t in absent) or not (states or absent or self._spool.trainings):
             self._last_end = 0.0
             return False
         self._last_end = self._last_end or time.monotonic()

@@ -107,10 +107,10 @@ class Results:
 
     def finished_before(self) -> None:
         """Count what an earlier process has written of steps that are not open any more."""
-        here = {files.result_path for _, files in self._open.values()}
+        open_paths = {files.result_path for _, files in self._open.values()}
         for rank, path in self._spool.result_files():
             details = path.with_name(path.name.replace(RESULT, DETAILS, 1))
-            if path not in here and path.is_file() and details.is_file():
+            if path not in open_paths and path.is_file() and details.is_file():
                 for result in read_results(path, details):
                     self.tally(rank).add(_of_step(result, layout.step_of(path.parent.name)))
 

@@ -139,13 +139,13 @@ def measure(batch: Batch, clip: float = 0.2) -> Mismatch:
         clip: of the importance ratio, as in PPO.
     """
     chosen, mask = batch.finite, batch.mask
-    x, y = batch.rollout[chosen], batch.trainer[chosen]
-    d = y - x
-    zero_rollout, zero_trainer = (x == 0) & (y != 0), (y == 0) & (x != 0)
+    rollout, trainer = batch.rollout[chosen], batch.trainer[chosen]
+    d = trainer - rollout
+    zero_rollout, zero_trainer = (rollout == 0) & (trainer != 0), (trainer == 0) & (rollout != 0)
     outside = ~mask & (batch.rollout != 0) & (batch.trainer != 0) & np.isfinite(batch.rollout) & np.isfinite(batch.trainer)
     with np.errstate(over="ignore", invalid="ignore", divide="ignore"):
         r = np.exp(d)
-        p = np.abs(np.exp(y) - np.exp(x))
+        p = np.abs(np.exp(trainer) - np.exp(rollout))
         sums = np.abs(batch.difference.sum(1))
         return Mismatch(
             tokens=int(chosen.sum()),
@@ -166,9 +166,11 @@ def measure(batch: Batch, clip: float = 0.2) -> Mismatch:
             clip_low=_mean(r < 1 - clip),
             probability_mean=_mean(p),
             probability_most=_most(p),
-            correlation=_correlation(x, y),
-            slope=float(np.mean((x - x.mean()) * (y - y.mean())) / x.var()) if x.size > 1 and x.var() > 0 else math.nan,
-            explained=_correlation(x, d),
+            correlation=_correlation(rollout, trainer),
+            slope=float(np.mean((rollout - rollout.mean()) * (trainer - trainer.mean())) / rollout.var())
+            if rollout.size > 1 and rollout.var() > 0
+            else math.nan,
+            explained=_correlation(rollout, d),
             shifted=_correlate_shifted(batch),
             zero_rollout=int(zero_rollout.sum()),
             zero_trainer=int(zero_trainer.sum()),

@@ -90,18 +90,25 @@ def measure(bench: Array, device: Array, kind: FloatType, changed: Sequence[Arra
         unit: relative size of these changes.
         finite: elements to be looked at, bool.
     """
-    b, d, looked, others = bench.reshape(-1), device.reshape(-1), finite.reshape(-1), [c.reshape(-1) for c in changed]
+    bench_values, device_values, looked, others = (
+        bench.reshape(-1),
+        device.reshape(-1),
+        finite.reshape(-1),
+        [c.reshape(-1) for c in changed],
+    )
     count = int(np.count_nonzero(looked))
     if not count:
         return Measured()
     wide = np.complex128 if np.iscomplexobj(bench) else np.float64
     with np.errstate(all="ignore"):
-        all_of_them = _rms(b, looked, count)
+        all_of_them = _rms(bench_values, looked, count)
         parts = []
-        for start in range(0, b.size, AT_ONCE):
+        for start in range(0, bench_values.size, AT_ONCE):
             part = slice(start, start + AT_ONCE)
-            one, other = (values[part].astype(wide, copy=False) for values in (b, d))
-            parts.append(_part(one, other, kind, [c[part].astype(wide, copy=False) for c in others], unit, looked[part], all_of_them))
+            bench_block, device_block = (values[part].astype(wide, copy=False) for values in (bench_values, device_values))
+            parts.append(
+                _part(bench_block, device_block, kind, [c[part].astype(wide, copy=False) for c in others], unit, looked[part], all_of_them)
+            )
         worst = max(range(len(parts)), key=lambda n: parts[n].units)
         # So many units have `MOST` of the elements at most; those of which nothing is kept have none
         singles = np.concatenate([part.singles for part in parts])
@@ -144,10 +151,10 @@ class _Part:
     signed: Array
 
 
-def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float, looked: Array, all_of_them: float) -> _Part:
-    size = np.where(looked, np.abs(b), 0.0)
-    error = np.where(looked, np.abs(d - b), 0.0)
-    moved, error = _measure_changes(b, d, size, error, changed, looked, unit, kind)
+def _part(bench: Array, device: Array, kind: FloatType, changed: list[Array], unit: float, looked: Array, all_of_them: float) -> _Part:
+    size = np.where(looked, np.abs(bench), 0.0)
+    error = np.where(looked, np.abs(device - bench), 0.0)
+    moved, error = _measure_changes(bench, device, size, error, changed, looked, unit, kind)
     if not changed:
         moved = UNMEASURED * unit * np.maximum(size, all_of_them)
     inner = internal(kind).round_off
@@ -160,30 +167,30 @@ def _part(b: Array, d: Array, kind: FloatType, changed: list[Array], unit: float
     units = np.where(np.isnan(units), np.inf, units)  # beyond the range of float64
     at = int(np.argmax(units))
     signed = np.zeros(6 + len(changed))
-    if internal(kind) is not kind and not np.iscomplexobj(b):
+    if internal(kind) is not kind and not np.iscomplexobj(bench):
         used = looked & (size >= kind.normal)
-        difference = np.where(used, (d - b) * np.sign(b), 0.0)
+        difference = np.where(used, (device - bench) * np.sign(bench), 0.0)
         by_output, by_inputs = kind.round_off * size[used], (kind.round_off / unit) * moved[used]
         signed[:4] = used.sum(), difference.sum(), by_output.sum(), by_inputs.sum()
         signed[4:6] = np.square(by_output).sum() / 3, np.square(by_inputs).sum() / 3
         for n, other in enumerate(changed):
-            shift = np.where(used & np.isfinite(other), (other - b) * np.sign(b), 0.0)
+            shift = np.where(used & np.isfinite(other), (other - bench) * np.sign(bench), 0.0)
             signed[6 + n] = shift.sum() * (kind.round_off / unit)
     single = single[looked & (single != 0)].astype(np.float32)
     return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single, signed)
 
 
 def _measure_changes(
-    b: Array, d: Array, size: Array, error: Array, changed: list[Array], looked: Array, unit: float, kind: FloatType
+    bench: Array, device: Array, size: Array, error: Array, changed: list[Array], looked: Array, unit: float, kind: FloatType
 ) -> tuple[Array, Array]:
     """How far the changes move every element, and the error, where the operator jumps that against the nearest result."""
-    moved = np.zeros(b.shape)
+    moved = np.zeros(bench.shape)
     for other in changed:
         usable = looked & np.isfinite(other)
-        step = np.where(usable, np.abs(other - b), 0.0)
+        step = np.where(usable, np.abs(other - bench), 0.0)
         jumps = usable & (step > JUMP * unit * np.maximum(size, np.abs(other)))
         if jumps.any():
-            error = np.where(jumps, np.minimum(error, np.maximum(np.abs(d - other) - kind.round_off * np.abs(other), 0.0)), error)
+            error = np.where(jumps, np.minimum(error, np.maximum(np.abs(device - other) - kind.round_off * np.abs(other), 0.0)), error)
         moved = np.maximum(moved, step)
     return moved, error
 

@@ -130,45 +130,45 @@ def _verdict(
     kind = float_type(device_dtype)
     if not _is_float(bench) or kind is None:
         return *_exact(bench, device, changed if standards.belongs(api, "decides") else (), integer_step), None
-    b, d = bench, device
-    if np.iscomplexobj(b) or standards.belongs(api, "signs"):
+    bench_values, device_values = bench, device
+    if np.iscomplexobj(bench_values) or standards.belongs(api, "signs"):
         wide = np.complex128 if np.iscomplexobj(bench) else np.float64
-        b, d, *changed = (values.astype(wide, copy=False) for values in (b, d, *changed))
-    finite, status, message = _nonfinite(b, d, kind, changed)
+        bench_values, device_values, *changed = (values.astype(wide, copy=False) for values in (bench_values, device_values, *changed))
+    finite, status, message = _nonfinite(bench_values, device_values, kind, changed)
     if status == ERROR:
         return ERROR, message, None
     if standard == standards.BINARY and ".backward." not in name:
         different = finite.copy()
-        for part, one, other in blocks(different.reshape(-1), b.reshape(-1), d.reshape(-1)):
-            part &= round_to(one, kind) != other
+        for part, bench_block, device_block in blocks(different.reshape(-1), bench_values.reshape(-1), device_values.reshape(-1)):
+            part &= round_to(bench_block, kind) != device_block
         if different.any():
             return ERROR, _lines(message, f"{_count(different)}; this API moves values, and changes none"), None
         return status, message, Measured()
     inputs = float_type(input_dtype) or kind
     if standards.belongs(api, "signs"):
-        d = _align_signs(b, d)
+        device_values = _align_signs(bench_values, device_values)
     unit = max(inputs.round_off, 2.0**-52)
-    measured = measure(b, d, kind, changed, unit, finite)
-    found, text = _by_condition(measured, _limits(api, name, kind, inputs), kind, bool(changed))
-    if found != PASS and second is not None and second.shape == bench.shape:
-        alike = measure(b, second, kind, changed, unit, finite)
+    measured = measure(bench_values, device_values, kind, changed, unit, finite)
+    verdict, text = _by_condition(measured, _limits(api, name, kind, inputs), kind, bool(changed))
+    if verdict != PASS and second is not None and second.shape == bench.shape:
+        alike = measure(bench_values, second, kind, changed, unit, finite)
         if measured.units <= SECOND_WORST * alike.units and measured.typical <= SECOND_TYPICAL * alike.typical:
-            found, text = PASS, _lines(text, f"the second implementation errs alike ({alike.units:.3g} units)")
-    if found == ERROR and ".backward." in name and standards.belongs(api, "signs"):
-        found, text = WARNING, _lines(text, "nothing determines the sign of the vectors, which these gradients depend on")
-    return max(status, found, key=(PASS, WARNING, ERROR).index), _lines(message, text), measured
+            verdict, text = PASS, _lines(text, f"the second implementation errs alike ({alike.units:.3g} units)")
+    if verdict == ERROR and ".backward." in name and standards.belongs(api, "signs"):
+        verdict, text = WARNING, _lines(text, "nothing determines the sign of the vectors, which these gradients depend on")
+    return max(status, verdict, key=(PASS, WARNING, ERROR).index), _lines(message, text), measured
 
 
-def _align_signs(b: Array, d: Array) -> Array:
+def _align_signs(bench: Array, device: Array) -> Array:
     """The device's vectors with the signs (phases) of the bench's: columns, or rows where these then fit better."""
-    if b.ndim < 2:
-        return d
-    fits = [d]
+    if bench.ndim < 2:
+        return device
+    fits = [device]
     for axis in (-2, -1):
         with np.errstate(all="ignore"):
-            product = (b * np.conj(d)).sum(axis, keepdims=True)
-            fits.append(d * np.where(product == 0, 1, product / np.abs(product)))
-    return min(fits, key=lambda values: float(np.abs(np.where(np.isfinite(values - b), values - b, 0)).sum()))
+            product = (bench * np.conj(device)).sum(axis, keepdims=True)
+            fits.append(device * np.where(product == 0, 1, product / np.abs(product)))
+    return min(fits, key=lambda values: float(np.abs(np.where(np.isfinite(values - bench), values - bench, 0)).sum()))
 
 
 def _family(values: Array) -> str:
@@ -205,17 +205,17 @@ def _count(different: Array) -> str:
     return f"{int(different.sum())} of {different.size} elements differ, the first at {where}"
 
 
-def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) -> tuple[Array, str, str]:
+def _nonfinite(bench: Array, device: Array, kind: FloatType, changed: Sequence[Array]) -> tuple[Array, str, str]:
     """Elements finite on both sides, status and message: the others agree, as far as the type can hold the bench's value.
 
     A value beyond the type's range may have come out infinite, or as the largest one there is where the type has no infinity; one that
     round-off brings to the other side of that border may be either. A kernel that saturates where the type has Inf gets a warning: some
     devices are meant to, but what waits for an Inf (a loss scaler) sees none.
     """
-    finite = np.ones(b.shape, bool)
+    finite = np.ones(bench.shape, bool)
     wrong, first, stable, start, saturated = 0, -1, False, 0, 0
     with np.errstate(all="ignore"):
-        for part, *values in blocks(finite.reshape(-1), b.reshape(-1), d.reshape(-1), *(other.reshape(-1) for other in changed)):
+        for part, *values in blocks(finite.reshape(-1), bench.reshape(-1), device.reshape(-1), *(other.reshape(-1) for other in changed)):
             bad, firm, cut = _disagree(part, *values, kind=kind)
             saturated += cut
             if bad is not None:
@@ -226,40 +226,41 @@ def _nonfinite(b: Array, d: Array, kind: FloatType, changed: Sequence[Array]) ->
         if saturated:
             return finite, WARNING, f"{saturated} of {finite.size} elements are the largest value of {kind.name} in place of Inf"
         return finite, PASS, ""
-    at = tuple(int(i) for i in np.unravel_index(first, finite.shape))
-    text = f"NaN and Inf: {wrong} of {finite.size} elements disagree, the first at {at}: bench {b[at]:.6g}, device {d[at]:.6g}"
+    position = tuple(int(i) for i in np.unravel_index(first, finite.shape))
+    text = f"NaN and Inf: {wrong} of {finite.size} elements disagree, the first at {position}: "
+    text += f"bench {bench[position]:.6g}, device {device[position]:.6g}"
     if stable:
         return finite, ERROR, text
     return finite, WARNING, f"{text}; round-off of the inputs decides whether they are finite"
 
 
-def _disagree(finite: Array, b: Array, d: Array, *changed: Array, kind: FloatType) -> tuple[Array | None, bool, int]:
+def _disagree(finite: Array, bench: Array, device: Array, *changed: Array, kind: FloatType) -> tuple[Array | None, bool, int]:
     """Of one block: where NaN and Inf disagree, None where they do not, is that so whatever round-off does, and how many elements are
     the largest value in place of Inf? Writes to `finite`."""
-    if np.isfinite(d).all() and (np.abs(b) < kind.largest / 2).all():
+    if np.isfinite(device).all() and (np.abs(bench) < kind.largest / 2).all():
         return None, False, 0
-    wide = np.complex128 if np.iscomplexobj(b) else np.float64
-    b, d = b.astype(wide, copy=False), d.astype(wide, copy=False)
-    rounded = round_to(b, kind)
-    np.logical_and(np.isfinite(rounded), np.isfinite(d), out=finite)
-    same = (rounded == d) | (np.isnan(rounded) & np.isnan(d))
+    wide = np.complex128 if np.iscomplexobj(bench) else np.float64
+    bench, device = bench.astype(wide, copy=False), device.astype(wide, copy=False)
+    rounded = round_to(bench, kind)
+    np.logical_and(np.isfinite(rounded), np.isfinite(device), out=finite)
+    same = (rounded == device) | (np.isnan(rounded) & np.isnan(device))
     if finite.all():
         return None, False, 0
-    size = np.maximum(np.abs(b.real), np.abs(b.imag))
-    moved, unstable = np.zeros(b.shape), np.zeros(b.shape, bool)
+    size = np.maximum(np.abs(bench.real), np.abs(bench.imag))
+    moved, unstable = np.zeros(bench.shape), np.zeros(bench.shape, bool)
     for other in changed:
-        moved = np.maximum(moved, np.where(np.isfinite(other), np.abs(other - b), 0.0))
-        unstable |= np.isfinite(other) != np.isfinite(b)
-    near = np.isfinite(b) & (size * (1 + 4 * kind.round_off) + COARSE * moved >= kind.largest)
+        moved = np.maximum(moved, np.where(np.isfinite(other), np.abs(other - bench), 0.0))
+        unstable |= np.isfinite(other) != np.isfinite(bench)
+    near = np.isfinite(bench) & (size * (1 + 4 * kind.round_off) + COARSE * moved >= kind.largest)
     if not kind.infinite:
-        same |= (size > kind.largest) & ~np.isnan(b) & (np.isnan(d) | (np.abs(d) == kind.largest))
-    if np.iscomplexobj(b):
-        same |= ~np.isfinite(b) & ~np.isfinite(d)
-    right_side = np.isinf(d) | (np.abs(d) >= kind.largest * (1 - 8 * kind.round_off))
-    same |= near & right_side & (np.sign(d.real) == np.sign(b.real))
+        same |= (size > kind.largest) & ~np.isnan(bench) & (np.isnan(device) | (np.abs(device) == kind.largest))
+    if np.iscomplexobj(bench):
+        same |= ~np.isfinite(bench) & ~np.isfinite(device)
+    right_side = np.isinf(device) | (np.abs(device) >= kind.largest * (1 - 8 * kind.round_off))
+    same |= near & right_side & (np.sign(device.real) == np.sign(bench.real))
     wrong = ~finite & ~same
-    beyond = np.isfinite(b) & (size * (1 - 4 * kind.round_off) - COARSE * moved > kind.largest)
-    saturated = int((beyond & same & np.isfinite(d)).sum()) if kind.infinite else 0
+    beyond = np.isfinite(bench) & (size * (1 - 4 * kind.round_off) - COARSE * moved > kind.largest)
+    saturated = int((beyond & same & np.isfinite(device)).sum()) if kind.infinite else 0
     return (wrong if wrong.any() else None), bool((wrong & ~unstable).any()), saturated
 
 

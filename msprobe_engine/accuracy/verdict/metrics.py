@@ -90,15 +90,15 @@ def cosine(bench: Array, device: Array) -> float | None:
         if top_d <= ZERO or top_b <= ZERO:
             return None
         if device.size <= BLOCK:
-            x, y = _wide(device.reshape(-1)) / top_d, _wide(bench.reshape(-1)) / top_b
-            value = np.dot(x, y) / (np.linalg.norm(x) * np.linalg.norm(y))
+            device_unit, bench_unit = _wide(device.reshape(-1)) / top_d, _wide(bench.reshape(-1)) / top_b
+            value = np.dot(device_unit, bench_unit) / (np.linalg.norm(device_unit) * np.linalg.norm(bench_unit))
         else:
             product, squares_d, squares_b = 0.0, 0.0, 0.0
-            for b, d in blocks(bench, device):
-                x, y = _wide(d) / top_d, _wide(b) / top_b
-                product += np.dot(x, y)
-                squares_d += np.vdot(x, x).real
-                squares_b += np.vdot(y, y).real
+            for bench_block, device_block in blocks(bench, device):
+                device_unit, bench_unit = _wide(device_block) / top_d, _wide(bench_block) / top_b
+                product += np.dot(device_unit, bench_unit)
+                squares_d += np.vdot(device_unit, device_unit).real
+                squares_b += np.vdot(bench_unit, bench_unit).real
             value = product / (np.sqrt(squares_d) * np.sqrt(squares_b))
     if np.iscomplexobj(value):
         value = value.real
@@ -113,13 +113,13 @@ def one_side_zero(bench: Array, device: Array) -> str:
     """``"bench"`` or ``"device"`` where exactly that side counts as zero; empty else."""
     if bench.size <= 1:
         return ""
-    b, d = bool(_largest(bench) <= ZERO), bool(_largest(device) <= ZERO)
-    return "" if b == d else "bench" if b else "device"
+    bench_zero, device_zero = bool(_largest(bench) <= ZERO), bool(_largest(device) <= ZERO)
+    return "" if bench_zero == device_zero else "bench" if bench_zero else "device"
 
 
 def error_rate(bench: Array, device: Array) -> float:
     """Share of elements that are not equal; NaN equals nothing."""
-    return float(sum(np.count_nonzero(b != d) for b, d in blocks(bench, device)) / bench.size)
+    return float(sum(np.count_nonzero(bench_block != device_block) for bench_block, device_block in blocks(bench, device)) / bench.size)
 
 
 class Mean(NamedTuple):
@@ -301,20 +301,20 @@ _TAKEN: Mapping[str, tuple[Callable[[FloatMetrics], dict[str, Any]], Callable[[_
 def float_metrics(bench: Array, device: Array, device_dtype: str, *wanted: str) -> Mapping[str, Metric]:
     """Common metrics and those of the standards `wanted` of a float tensor of one shape, not empty; of complex ones and types without a
     standard (float64) the common ones alone."""
-    b, d = convert_to_working_types(bench, device, device_dtype)
-    kind, complexes = plain_name(device_dtype), np.iscomplexobj(b) or np.iscomplexobj(d)
+    bench_values, device_values = convert_to_working_types(bench, device, device_dtype)
+    kind, complexes = plain_name(device_dtype), np.iscomplexobj(bench_values) or np.iscomplexobj(device_values)
     taken = wanted if kind in (*standards.NARROW, *standards.FLOAT8) and not complexes else ()
     parts: list[Counts] = []
-    for one, other in blocks(b, d):
+    for bench_block, device_block in blocks(bench_values, device_values):
         if complexes:
-            one, other = one.astype(np.complex128), other.astype(np.complex128)
-        block = FloatMetrics(one, other, device_dtype)
-        found = block.common()
+            bench_block, device_block = bench_block.astype(np.complex128), device_block.astype(np.complex128)
+        block = FloatMetrics(bench_block, device_block, device_dtype)
+        counts = block.common()
         for standard in taken:
-            found.update(block.of(standard))
-        parts.append(found)
-    tensor = _Tensor(parts, b.size)
-    metrics: dict[str, Metric] = {"cosine": _cosine(b, d, complexes), **tensor.common()}
+            counts.update(block.of(standard))
+        parts.append(counts)
+    tensor = _Tensor(parts, bench_values.size)
+    metrics: dict[str, Metric] = {"cosine": _cosine(bench_values, device_values, complexes), **tensor.common()}
     for standard in taken:
         with np.errstate(all="ignore"):
             metrics.update(_TAKEN[standard][1](tensor))

@@ -51,10 +51,12 @@ def existing_metrics(bench: npt.NDArray[Any], device: npt.NDArray[Any]) -> dict[
     if bench.shape != device.shape or not bench.size:
         return {}
     wide = np.complex128 if bench.dtype.kind == "c" else np.float64
-    b, d = bench.astype(wide).reshape(-1), device.astype(wide).reshape(-1)
+    bench_values, device_values = bench.astype(wide).reshape(-1), device.astype(wide).reshape(-1)
     with np.errstate(all="ignore"):
-        size, error = np.abs(b), np.abs(b - d)
-        cosine = (_EPSILON + np.dot(b, d).real) / (_EPSILON + np.linalg.norm(b) * np.linalg.norm(d))
+        size, error = np.abs(bench_values), np.abs(bench_values - device_values)
+        cosine = (_EPSILON + np.dot(bench_values, device_values).real) / (
+            _EPSILON + np.linalg.norm(bench_values) * np.linalg.norm(device_values)
+        )
         return {"cosine": float(cosine), "max_abs": float(error.max()), "max_rel": float((error / (size + (size == 0) * _EPSILON)).max())}
 
 

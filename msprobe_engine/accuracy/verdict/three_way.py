@@ -111,34 +111,36 @@ def _alike(npu: float, gpu: float) -> bool:
 def _benchmark(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str, strict: bool) -> None:
     blank = 0.0 if strict and version == standards.NEW else None
     for key, metric in _RATIO_LIMITS.items():
-        a, b = _value(npu, key, blank), _value(gpu, key, blank)
+        npu_value, gpu_value = _value(npu, key, blank), _value(gpu, key, blank)
         limit = standards.ratio_limit(metric, api, version)
-        if _finite(a) and _finite(b):
-            ratio = _ratio(a, b, dtype)
-            good = ratio <= limit or (not strict and a <= b)
+        if _finite(npu_value) and _finite(gpu_value):
+            ratio = _ratio(npu_value, gpu_value, dtype)
+            good = ratio <= limit or (not strict and npu_value <= gpu_value)
         else:
-            ratio, good = math.nan, _alike(a, b)
+            ratio, good = math.nan, _alike(npu_value, gpu_value)
         counts = key not in _SHOWN_ONLY
-        judged.decide(key, ratio, good, f"{COLUMNS[key]}: {a:.6g} against {b:.6g}, ratio {ratio:.4g}; at most {limit:g}", counts)
+        judged.decide(
+            key, ratio, good, f"{COLUMNS[key]}: {npu_value:.6g} against {gpu_value:.6g}, ratio {ratio:.4g}; at most {limit:g}", counts
+        )
 
 
 def _absolute(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str, strict: bool) -> None:  # noqa: ARG001
     for key in ("nonfinite_errors", "rel_errors", "abs_errors"):
-        a = _value(npu, key)
-        good = a == 0 or (not strict and a <= _value(gpu, key))
-        judged.decide(key, a, good, f"{COLUMNS[key]}: {a:.6g}; must be 0")
+        npu_value = _value(npu, key)
+        good = npu_value == 0 or (not strict and npu_value <= _value(gpu, key))
+        judged.decide(key, npu_value, good, f"{COLUMNS[key]}: {npu_value:.6g}; must be 0")
 
 
 def _binary(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str, strict: bool) -> None:  # noqa: ARG001
-    a = _value(npu, "error_rate")
-    good = a == 0 or (not strict and a <= _value(gpu, "error_rate"))
-    judged.decide("error_rate", npu[COLUMNS["error_rate"]], good, f"{COLUMNS['error_rate']}: {a:.6g}; must be 0")
+    npu_value = _value(npu, "error_rate")
+    good = npu_value == 0 or (not strict and npu_value <= _value(gpu, "error_rate"))
+    judged.decide("error_rate", npu[COLUMNS["error_rate"]], good, f"{COLUMNS['error_rate']}: {npu_value:.6g}; must be 0")
 
 
 def _thousandth(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str, strict: bool) -> None:  # noqa: ARG001
-    a, limit = _value(npu, "thousandth"), standards.THOUSANDTH_SHARE
-    good = a >= limit or (not strict and a >= _value(gpu, "thousandth"))
-    judged.decide("thousandth", npu[COLUMNS["thousandth"]], good, f"{COLUMNS['thousandth']}: {a:.6g}; at least {limit:g}")
+    npu_value, limit = _value(npu, "thousandth"), standards.THOUSANDTH_SHARE
+    good = npu_value >= limit or (not strict and npu_value >= _value(gpu, "thousandth"))
+    judged.decide("thousandth", npu[COLUMNS["thousandth"]], good, f"{COLUMNS['thousandth']}: {npu_value:.6g}; at least {limit:g}")
 
 
 def _ulp(judged: Judged, api: str, dtype: str, npu: Row, gpu: Row, version: str, strict: bool) -> None:  # noqa: ARG001

@@ -81,25 +81,31 @@ def _read_inherited_variables() -> dict[str, str]:
     }
 
 
-def static_entries(found: StaticSettings, *, added: Sequence[str] = (), key: bytes = b"") -> dict[str, Any]:
+def static_entries(settings: StaticSettings, *, added: Sequence[str] = (), key: bytes = b"") -> dict[str, Any]:
     """The entries of settings that were read from files: the existing tool's, and ours with file and line of each. Of the variables that
     scripts set the same is written as of those of a process."""
-    plain = {name: one.value for name, one in found.values.items()}
+    plain = {name: setting.value for name, setting in settings.values.items()}
     judged = {name: judged_name(name, plain) for name in plain}
-    values = {name: {**asdict(one), "value": mask_setting(judged[name], one.value)} for name, one in found.values.items()}
-    for name, places in found.conflicts.items():
-        values[name]["several"] = [mask_setting(judged[name], one.value) for one in places]
-    variables = environment.collect(found.env, added=added, key=key)
-    ours = {
+    values = {name: {**asdict(setting), "value": mask_setting(judged[name], setting.value)} for name, setting in settings.values.items()}
+    for name, places in settings.conflicts.items():
+        values[name]["several"] = [mask_setting(judged[name], setting.value) for setting in places]
+    variables = environment.collect(settings.env, added=added, key=key)
+    own = {
         "values": values,
         "env": variables.values,
         "withheld": variables.entry(),
         "launches": [
-            {"launcher": one.launcher, "program": one.program, "file": one.file, "line": one.line, "condition": one.condition}
-            for one in found.launches
+            {
+                "launcher": launch.launcher,
+                "program": launch.program,
+                "file": launch.file,
+                "line": launch.line,
+                "condition": launch.condition,
+            }
+            for launch in settings.launches
         ],
-        "files": found.files,
-        "notes": found.notes,
+        "files": settings.files,
+        "notes": settings.notes,
     }
-    existing = {name: mask_setting(judged[name], value) for name, value in found.existing_shape().items()}
-    return {entries.STATIC: existing, entries.STATIC_SETTINGS: ours}
+    existing = {name: mask_setting(judged[name], value) for name, value in settings.existing_shape().items()}
+    return {entries.STATIC: existing, entries.STATIC_SETTINGS: own}

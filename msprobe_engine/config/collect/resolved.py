@@ -169,11 +169,11 @@ def resolve_settings(
     return found
 
 
-def same(a: Any, b: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Equal, and of one kind: True is not 1, NaN is NaN."""
-    if isinstance(a, bool) is not isinstance(b, bool):
+    if isinstance(value, bool) is not isinstance(other, bool):
         return False
-    return bool(a == b) or (a != a and b != b)
+    return bool(value == other) or (value != value and other != other)
 
 
 def flags_of(arguments: Sequence[str], names: Iterable[str]) -> dict[str, str]:

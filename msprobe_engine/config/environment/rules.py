@@ -92,15 +92,20 @@ class EnvironmentRules:
         return self.is_known(name) and self.of(name).severity != HARMLESS
 
 
-def same_value(rule: Rule, a: str | None, b: str | None) -> bool:
+def same_value(rule: Rule, golden: str | None, target: str | None) -> bool:
     """Do two values of a variable mean the same? None: not set, which is one of the defaults."""
-    x, y = (None if value is None or not value.strip() else value.strip().lower() for value in (a, b))
-    if x == y:
+    golden_word, target_word = (None if value is None or not value.strip() else value.strip().lower() for value in (golden, target))
+    if target_word == golden_word:
         return True
     unset = (None, *rule.default)
-    if x in unset and y in unset:
+    if target_word in unset and golden_word in unset:
         return True
-    return x is not None and y is not None and _number(x) is not None and _number(x) == _number(y)
+    return (
+        target_word is not None
+        and golden_word is not None
+        and _number(target_word) is not None
+        and _number(target_word) == _number(golden_word)
+    )
 
 
 def _number(text: str) -> float | None:

@@ -228,16 +228,16 @@ class _Reader:
 
     def _arithmetic(self, node: ast.BinOp, depth: int) -> Any:
         """Numbers of bounded size; two texts or lists that are put together."""
-        a, b = self._value(node.left, depth + 1), self._value(node.right, depth + 1)
+        left, right = self._value(node.left, depth + 1), self._value(node.right, depth + 1)
         operator = _BINARY.get(type(node.op))
-        if operator == "+" and isinstance(a, str) and isinstance(b, str) and len(a) + len(b) <= MAX_TEXT:
-            return a + b
-        if operator == "+" and isinstance(a, list) and isinstance(b, list) and len(a) + len(b) <= MAX_VALUES:
-            return a + b
-        if operator is None or not isinstance(a, (int, float)) or not isinstance(b, (int, float)):
+        if operator == "+" and isinstance(left, str) and isinstance(right, str) and len(left) + len(right) <= MAX_TEXT:
+            return left + right
+        if operator == "+" and isinstance(left, list) and isinstance(right, list) and len(left) + len(right) <= MAX_VALUES:
+            return left + right
+        if operator is None or not isinstance(left, (int, float)) or not isinstance(right, (int, float)):
             raise _NotPlain
         try:
-            result = _calculate(a, operator, b)
+            result = _calculate(left, operator, right)
         except (ArithmeticError, TypeError, ValueError):
             raise _NotPlain from None
         if isinstance(result, int) and result.bit_length() > MAX_BITS:
@@ -258,23 +258,28 @@ class _Reader:
         return out
 
 
-def _calculate(a: float, operator: str, b: float) -> float:
-    if operator in ("**", "<<") and not (abs(b) <= MAX_BITS and abs(a) <= 1 << 64):
+def _calculate(left: float, operator: str, right: float) -> float:
+    if operator in ("**", "<<") and not (abs(right) <= MAX_BITS and abs(left) <= 1 << 64):
         raise _NotPlain
-    if operator in ("**", "<<") and isinstance(a, int) and isinstance(b, int) and a.bit_length() * b > 4 * MAX_BITS:
+    if operator in ("**", "<<") and isinstance(left, int) and isinstance(right, int) and left.bit_length() * right > 4 * MAX_BITS:
         raise _NotPlain
     if operator == "**":
-        result = a**b
+        result = left**right
         if isinstance(result, complex):
             raise _NotPlain
         return float(result) if isinstance(result, float) else int(result)
     if operator == "<<":
-        if not (isinstance(a, int) and isinstance(b, int)):
+        if not (isinstance(left, int) and isinstance(right, int)):
             raise _NotPlain
-        return a << b
-    return {"+": lambda: a + b, "-": lambda: a - b, "*": lambda: a * b, "/": lambda: a / b, "//": lambda: a // b, "%": lambda: a % b}[
-        operator
-    ]()
+        return left << right
+    return {
+        "+": lambda: left + right,
+        "-": lambda: left - right,
+        "*": lambda: left * right,
+        "/": lambda: left / right,
+        "//": lambda: left // right,
+        "%": lambda: left % right,
+    }[operator]()
 
 
 def _dotted_name(node: ast.AST) -> str:

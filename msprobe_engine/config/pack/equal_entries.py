@@ -74,5 +74,5 @@ def of_entry(content: bytes) -> dict[str, str]:
 
 
 def _of_one_part(name: str, of: str) -> bool:
-    first, second = entries.ranks_of(name), entries.ranks_of(of)
-    return first is not None and second is not None and first[0] == second[0] and first[0] in _PARTS
+    own, other = entries.ranks_of(name), entries.ranks_of(of)
+    return own is not None and other is not None and own[0] == other[0] and own[0] in _PARTS

@@ -149,7 +149,7 @@ def _is_mixed(word: str, share: float = 0.4) -> bool:
     """Changes between lower case, upper case and digits; of lower case and digits alone a longer word and fewer changes."""
     kinds = ["d" if c.isdigit() else "u" if c.isupper() else "l" for c in word]
     counts = Counter(kinds)
-    changes = sum(a != b for a, b in pairwise(kinds)) / max(1, len(kinds) - 1)
+    changes = sum(previous != following for previous, following in pairwise(kinds)) / max(1, len(kinds) - 1)
     if len(counts) == 3:
         return changes >= share and _bits(word) >= 3.2
     if set(counts) == {"l", "u"}:  # CamelCase has one capital a word

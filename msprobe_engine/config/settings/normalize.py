@@ -117,20 +117,22 @@ def dtype(value: Any) -> Any:
     return _DTYPES.get(word, word) if isinstance(value, str) or word in _DTYPES else value
 
 
-def same(a: Any, b: Any) -> bool:
+def same(value: Any, other: Any) -> bool:
     """Do two plain values mean the same? Words are the same whatever their case; ``AttnBackend.flash`` is ``flash``."""
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+    if isinstance(value, float) and isinstance(other, float) and math.isnan(value) and math.isnan(other):
         return True
-    if isinstance(a, dict) and isinstance(b, dict):
-        return a.keys() == b.keys() and all(same(a[key], b[key]) for key in a)
-    if isinstance(a, tuple) != isinstance(b, tuple):  # one item without brackets
-        one, many = (a, b) if isinstance(b, tuple) else (b, a)
-        return len(many) == 1 and same(one, many[0])
-    if isinstance(a, tuple):
-        return len(a) == len(b) and all(same(x, y) for x, y in zip(a, b))
-    if isinstance(a, str) and isinstance(b, str):
-        return a == b or ("/" not in a and "/" not in b and (a.lower() == b.lower() or _tail(a) == _tail(b)))
-    return bool(a == b)
+    if isinstance(value, dict) and isinstance(other, dict):
+        return value.keys() == other.keys() and all(same(value[key], other[key]) for key in value)
+    if isinstance(value, tuple) != isinstance(other, tuple):  # one item without brackets
+        single, many = (value, other) if isinstance(other, tuple) else (other, value)
+        return len(many) == 1 and same(single, many[0])
+    if isinstance(value, tuple):
+        return len(value) == len(other) and all(same(item, other_item) for item, other_item in zip(value, other))
+    if isinstance(value, str) and isinstance(other, str):
+        return value == other or (
+            "/" not in value and "/" not in other and (value.lower() == other.lower() or _tail(value) == _tail(other))
+        )
+    return bool(value == other)
 
 
 def _tail(word: str) -> str:

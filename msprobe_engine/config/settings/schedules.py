@@ -61,16 +61,16 @@ def schedule(side: PackSettings) -> Schedule | None:
     return None if rate is None else Schedule(rate, shape.warmup, shape.end)
 
 
-def points(a: Schedule, b: Schedule) -> dict[str, int]:
+def points(golden: Schedule, target: Schedule) -> dict[str, int]:
     """Updates that tell schedules apart: the first, the end of the warm-up, the middle of the fall, the last."""
-    warm, end = max(a.warmup, b.warmup), min(a.end, b.end)
-    found = {
+    warm, end = max(golden.warmup, target.warmup), min(golden.end, target.end)
+    updates = {
         Sentence("first"): 1,
         Sentence("end of warm-up"): max(1, warm),
         Sentence("middle"): max(1, (warm + end) // 2),
         Sentence("last"): end,
     }
-    return {name: at for name, at in found.items() if 1 <= at <= end}
+    return {name: update for name, update in updates.items() if 1 <= update <= end}
 
 
 def _shape(side: PackSettings, framework: str) -> _Shape | None:

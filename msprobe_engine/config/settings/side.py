@@ -237,11 +237,11 @@ def meant(term: Term, framework: str, value: Any) -> Any:
     return value
 
 
-def only_moved(a: object, b: object) -> bool:
+def only_moved(path: object, other: object) -> bool:
     """Two texts of paths with the same last parts."""
-    if not (isinstance(a, str) and isinstance(b, str) and (_PATH.fullmatch(a) or _PATH.fullmatch(b))):
+    if not (isinstance(path, str) and isinstance(other, str) and (_PATH.fullmatch(path) or _PATH.fullmatch(other))):
         return False
-    return last_parts(a) == last_parts(b)
+    return last_parts(path) == last_parts(other)
 
 
 def last_parts(text: str) -> str:

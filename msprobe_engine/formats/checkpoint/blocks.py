@@ -123,12 +123,20 @@ class Boxes:
         first = bisect.bisect_right(self._firsts, block.offsets[0] - self._longest)
         last = bisect.bisect_left(self._firsts, block.offsets[0] + block.sizes[0])
         for box in self._near(first, last, block):
-            low = [max(o, b) for o, b in zip(box.offsets, block.offsets)]
-            high = [min(o + n, b + m) for o, n, b, m in zip(box.offsets, box.sizes, block.offsets, block.sizes)]
-            if any(h <= k for h, k in zip(high, low)):
+            low = [max(box_begin, begin) for box_begin, begin in zip(box.offsets, block.offsets)]
+            high = [
+                min(box_begin + box_size, begin + size)
+                for box_begin, box_size, begin, size in zip(box.offsets, box.sizes, block.offsets, block.sizes)
+            ]
+            if any(high_end <= low_end for high_end, low_end in zip(high, low)):
                 continue
-            inside = (*(slice(k - b, h - b) for k, h, b in zip(low, high, block.offsets)), ...)
-            yield Piece(box, inside, tuple(h - k for k, h in zip(low, high)), tuple(k - o for k, o in zip(low, box.offsets)))
+            inside = (*(slice(low_end - begin, high_end - begin) for low_end, high_end, begin in zip(low, high, block.offsets)), ...)
+            yield Piece(
+                box,
+                inside,
+                tuple(high_end - low_end for low_end, high_end in zip(low, high)),
+                tuple(low_end - box_begin for low_end, box_begin in zip(low, box.offsets)),
+            )
 
     def _near(self, first: int, last: int, block: Block) -> list[Box]:
         if self._low is None or self._high is None or last - first <= _MANY:

@@ -20,13 +20,13 @@ def random_places(checkpoint: Checkpoint) -> frozenset[str]:
     return frozenset(match[1].rstrip(".") for match in found if match is not None)
 
 
-def other_places(a: Checkpoint, b: Checkpoint) -> bool:
+def other_places(target: Checkpoint, golden: Checkpoint) -> bool:
     """Whether both have random states, but of other ranks: then there is no telling which belongs to which."""
-    first, second = random_places(a), random_places(b)
-    return bool(first and second) and (first != second or _layout(a, b))
+    target_ranks, golden_ranks = random_places(target), random_places(golden)
+    return bool(target_ranks and golden_ranks) and (target_ranks != golden_ranks or _layout(target, golden))
 
 
-def _layout(a: Checkpoint, b: Checkpoint) -> bool:
+def _layout(target: Checkpoint, golden: Checkpoint) -> bool:
     """Whether the model was cut differently: a rank with the same number then made other weights, and drew other random numbers."""
-    keys = (key for key in a.values if key in b.values and _CUT.match(key))
-    return any(a.values[key] != b.values[key] for key in keys)
+    keys = (key for key in target.values if key in golden.values and _CUT.match(key))
+    return any(target.values[key] != golden.values[key] for key in keys)

@@ -67,14 +67,14 @@ def warn_of_earlier_runs(dump: DumpDirectory) -> None:
 def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tuple[list[int], list[int]]:
     """Ranks that another step has, and further ones that the header of a rank of the step says there are; none where a directory of the
     step does not say its rank, or one rank was asked for."""
-    here = dump.ranks(step)
-    if any(isinstance(rank, str) for rank in here) or layout.is_rank_directory(dump.root.resolve().name):
+    present = dump.ranks(step)
+    if any(isinstance(rank, str) for rank in present) or layout.is_rank_directory(dump.root.resolve().name):
         return [], []
-    absent = {layout.rank_of(name) for name in empty}.union(rank for rank in here if isinstance(rank, int))
-    told = expected_ranks(dump.path(step, here[0]))
+    absent = {layout.rank_of(name) for name in empty}.union(rank for rank in present if isinstance(rank, int))
+    expected = expected_ranks(dump.path(step, present[0]))
     earlier = {layout.rank_of(name) for name in dump.earlier_ranks(step)}
-    known = {rank for rank in dump.known_ranks - absent - earlier if not told or rank in told}
-    return sorted(known), sorted(told - absent - known)
+    known = {rank for rank in dump.known_ranks - absent - earlier if not expected or rank in expected}
+    return sorted(known), sorted(expected - absent - known)
 
 
 def _format_ranks(absent: Sequence[int], wanted: Collection[int]) -> str:

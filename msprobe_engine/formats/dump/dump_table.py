@@ -137,11 +137,11 @@ class DumpTable:
 
     def stats_of(self, row: int) -> tuple[Value, Value, Value, Value]:
         """Max, Min, Mean, Norm of a row as the file has them; of an argument that is no tensor its value, four times."""
-        found = self.nonfloat_stats.get(row)
-        if found is not None:
-            return found
-        a, b, c, d = self.numbers[4 * row : 4 * row + 4]
-        return a, b, c, d
+        special = self.nonfloat_stats.get(row)
+        if special is not None:
+            return special
+        largest, smallest, mean, norm = self.numbers[4 * row : 4 * row + 4]
+        return largest, smallest, mean, norm
 
     def true_count(self, row: int) -> int | None:
         """How many elements of a tensor of bools are True; None of others, and where the file does not say."""

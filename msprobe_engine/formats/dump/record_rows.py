@@ -144,11 +144,16 @@ class RowReader:
     def _tensor(self, name: str, node: Mapping[str, Any], role: int) -> bool:
         """A tensor with statistics and nothing else, which nearly all nodes are: as `_leaf`, in less time. False: it is not."""
         try:
-            kind, dtype, shape, a, b, c, d, grad = _PLAIN(node)
+            kind, dtype, shape, largest, smallest, mean, norm, grad = _PLAIN(node)
             known = self._texts[tuple(shape)]
         except (KeyError, TypeError):
             return False
-        if not (type(a) is type(b) is type(c) is type(d) is float and type(kind) is type(dtype) is str and dtype and type(shape) is list):
+        if not (
+            type(largest) is type(smallest) is type(mean) is type(norm) is float
+            and type(kind) is type(dtype) is str
+            and dtype
+            and type(shape) is list
+        ):
             return False
         if kind in _NO_TENSORS:
             return False
@@ -158,7 +163,7 @@ class RowReader:
         side.role.append(role)
         side.dtype.append(self._texts.setdefault(dtype, dtype))
         side.shape.append(known)
-        side.numbers.extend((a, b, c, d))
+        side.numbers.extend((largest, smallest, mean, norm))
         side.md5.append(None)
         side.requires_grad.append(grad if type(grad) is bool else None)
         side.data_name.append("")
@@ -235,11 +240,11 @@ class RowReader:
         except TypeError:  # lists in the list
             known = str(shape)[:_LONGEST_SHAPE]
         side.shape.append(known)
-        a, b, c, d = four
-        if type(a) is float and type(b) is float and type(c) is float and type(d) is float:
+        largest, smallest, mean, norm = four
+        if type(largest) is float and type(smallest) is float and type(mean) is float and type(norm) is float:
             side.numbers.extend(four)  # type: ignore[arg-type]
         else:
-            side.numbers.extend((_number(a), _number(b), _number(c), _number(d)))
+            side.numbers.extend((_number(largest), _number(smallest), _number(mean), _number(norm)))
             side.nonfloat_stats[row] = four  # type: ignore[assignment]
         side.md5.append(md5)
         side.requires_grad.append(grad)

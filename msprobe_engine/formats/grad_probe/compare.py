@@ -61,8 +61,13 @@ class RankResult(NamedTuple):
 
     def summary(self) -> list[float]:
         """Per step: share of all elements with the same sign."""
-        columns = [[a for a in column if a is not None] for column in zip(*self.agreements.values())]
-        return [sum(a.same for a in c) / n if (n := sum(a.count for a in c)) else 0.0 for c in columns]
+        columns = [[agreement for agreement in column if agreement is not None] for column in zip(*self.agreements.values())]
+        return [
+            sum(agreement.same for agreement in column_agreements) / n
+            if (n := sum(agreement.count for agreement in column_agreements))
+            else 0.0
+            for column_agreements in columns
+        ]
 
 
 @dataclass
@@ -138,26 +143,26 @@ def _log_remarks(found: Compared) -> Compared:
     return found
 
 
-def compare_runs(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
+def compare_runs(target: Path, golden: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
     """See `GradComparator.compare_distributed`; `progress` is handed what takes long."""
-    here, there = _ranks(first), _ranks(second)
-    if not here & there:
-        raise UsageError(f"{first} and {second} have no directory rank{{R}} in common; give dump_path of two runs of task grad_probe")
-    found = Compared()
-    for root, alone in ((first, here - there), (second, there - here)):
+    target_ranks, golden_ranks = _ranks(target), _ranks(golden)
+    if not target_ranks & golden_ranks:
+        raise UsageError(f"{target} and {golden} have no directory rank{{R}} in common; give dump_path of two runs of task grad_probe")
+    compared = Compared()
+    for root, alone in ((target, target_ranks - golden_ranks), (golden, golden_ranks - target_ranks)):
         if alone:
-            found.problems.append(f"ranks only in {root}: {some(sorted(alone))}")
-    for rank in sorted(here & there):
-        result = compare_rank(first / f"rank{rank}", second / f"rank{rank}", progress)
-        found.add(result, write_result(result, output / f"rank{rank}", rank, plots=plots, progress=progress), rank)
-    return found
+            compared.problems.append(f"ranks only in {root}: {some(sorted(alone))}")
+    for rank in sorted(target_ranks & golden_ranks):
+        result = compare_rank(target / f"rank{rank}", golden / f"rank{rank}", progress)
+        compared.add(result, write_result(result, output / f"rank{rank}", rank, plots=plots, progress=progress), rank)
+    return compared
 
 
-def compare_one(first: Path, second: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
+def compare_one(target: Path, golden: Path, output: Path, *, plots: bool = True, progress: Progress = _each) -> Compared:
     """See `GradComparator.compare`."""
-    found, result = Compared(), compare_rank(first, second, progress)
-    found.add(result, write_result(result, output, None, plots=plots, progress=progress), None)
-    return found
+    compared, result = Compared(), compare_rank(target, golden, progress)
+    compared.add(result, write_result(result, output, None, plots=plots, progress=progress), None)
+    return compared
 
 
 def _ranks(path: Path) -> set[int]:
@@ -167,50 +172,54 @@ def _ranks(path: Path) -> set[int]:
         raise UsageError(f"{path}: cannot be read ({error.strerror}); give dump_path of a run of task grad_probe") from None
 
 
-def compare_rank(first: Path, second: Path, progress: Progress = _each) -> RankResult:
+def compare_rank(target: Path, golden: Path, progress: Progress = _each) -> RankResult:
     """Compare two rank directories.
 
     Raises:
         UsageError: there is no step with signs in both, or no parameter in both.
         DumpFormatError: a file is damaged.
     """
-    a, b = RankFiles(first), RankFiles(second)
-    steps = sorted(set(a.steps) & set(b.steps))
+    target_files, golden_files = RankFiles(target), RankFiles(golden)
+    steps = sorted(set(target_files.steps) & set(golden_files.steps))
     if not steps:
-        hint = "level L0 keeps no signs, collect with L1" if a.tables or b.tables else "are they rank directories of task grad_probe?"
-        raise UsageError(f"{first} and {second} have no step with gradient directions in common; {hint}")
-    tables = [step for step in a.tables if step in b.tables]
+        hint = (
+            "level L0 keeps no signs, collect with L1"
+            if target_files.tables or golden_files.tables
+            else "are they rank directories of task grad_probe?"
+        )
+        raise UsageError(f"{target} and {golden} have no step with gradient directions in common; {hint}")
+    tables = [step for step in target_files.tables if step in golden_files.tables]
     if not tables:
-        raise UsageError(f"{first} and {second} have no grad_summary_{{step}}.csv in common; it names the parameters")
-    names = list(dict.fromkeys(name for step in tables for side in (a, b) for name in side.parameters(step)))
+        raise UsageError(f"{target} and {golden} have no grad_summary_{{step}}.csv in common; it names the parameters")
+    names = list(dict.fromkeys(name for step in tables for side in (target_files, golden_files) for name in side.parameters(step)))
     agreements: dict[str, list[signs.Agreement | None]] = {name: [] for name in names}
     problems: dict[str, int] = {}
-    for step in progress(steps, f"comparing {first.name}"):
-        one, other = a.step(step), b.step(step)
+    for step in progress(steps, f"comparing {target.name}"):
+        target_step, golden_step = target_files.step(step), golden_files.step(step)
         for name in names:
-            agreements[name].append(_agreement(name, one.get(name), other.get(name), problems))
-        one.close()
-        other.close()
+            agreements[name].append(_agreement(name, target_step.get(name), golden_step.get(name), problems))
+        target_step.close()
+        golden_step.close()
     if not any(v is not None for values in agreements.values() for v in values):
-        raise UsageError(f"{first} and {second}: no parameter can be compared: {'; '.join(problems)}")
-    alone = ((path, sorted({*side.steps} - {*steps})) for path, side in ((first, a), (second, b)))
+        raise UsageError(f"{target} and {golden}: no parameter can be compared: {'; '.join(problems)}")
+    alone = ((path, sorted({*side.steps} - {*steps})) for path, side in ((target, target_files), (golden, golden_files)))
     notes = [f"steps only in {path}: {some(only)}" for path, only in alone if only]
     return RankResult(steps, agreements, [f"{text} ({n} of {len(steps)} steps)" for text, n in problems.items()], notes)
 
 
-def _agreement(name: str, first: Direction | None, second: Direction | None, problems: dict[str, int]) -> signs.Agreement | None:
+def _agreement(name: str, target: Direction | None, golden: Direction | None, problems: dict[str, int]) -> signs.Agreement | None:
     problem = ""
-    if first is None or second is None:
-        which = "both runs" if first is second else "the first run" if first is None else "the second run"
+    if target is None or golden is None:
+        which = "both runs" if target is golden else "the first run" if target is None else "the second run"
         problem = f"{name}: {which} has no direction of it"
-    elif first.shape != second.shape:
-        problem = f"{name}: shapes differ, {list(first.shape)} and {list(second.shape)}"
-    if problem or first is None or second is None:
+    elif target.shape != golden.shape:
+        problem = f"{name}: shapes differ, {list(target.shape)} and {list(golden.shape)}"
+    if problem or target is None or golden is None:
         problems[problem] = problems.get(problem, 0) + 1
         return None
-    if first.packed is not None and second.packed is not None:
-        return signs.compare(first.packed, second.packed, _size(first))
-    return signs.compare_bool(_positive(first), _positive(second))
+    if target.packed is not None and golden.packed is not None:
+        return signs.compare(target.packed, golden.packed, _size(target))
+    return signs.compare_bool(_positive(target), _positive(golden))
 
 
 def _size(direction: Direction) -> int:

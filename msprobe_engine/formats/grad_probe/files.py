@@ -88,7 +88,7 @@ class StepFiles:
             own = ["" if s.crc32 is None else f"{s.crc32:08x}"]
         elif self._level == "L2":
             below = [] if gradient.below is None else [int(n) for n in gradient.below]
-            counts = [b - a for a, b in zip([0, *below], [*below, s.count - s.nans])] if self._bounds else []
+            counts = [upper - below_count for below_count, upper in zip([0, *below], [*below, s.count - s.nans])] if self._bounds else []
             own = [n / s.count if s.count else 0 for n in (*counts, s.zeros)]
             nan = [s.nans / s.count if s.count else 0]
         top = ["" if v is None else _float32(v) for v in (s.max, s.min, s.norm if s.count else 0.0)]

@@ -67,7 +67,7 @@ def _same_table() -> npt.NDArray[np.int64]:
 _SAME: npt.NDArray[np.int64] | None = None
 
 
-def compare(first: Bytes, second: Bytes, numel: int) -> Agreement:
+def compare(target: Bytes, golden: Bytes, numel: int) -> Agreement:
     """Compare the signs of `numel` elements, packed; one pass, in pieces.
 
     Counts byte pairs that differ from each other by a table; the filling of the last byte is zero in both and is taken off again.
@@ -76,18 +76,18 @@ def compare(first: Bytes, second: Bytes, numel: int) -> Agreement:
     if _SAME is None:
         _SAME = _same_table()
     same = nans1 = nans2 = 0
-    for at in range(0, len(first), _PIECE):
-        a, b = first[at : at + _PIECE], second[at : at + _PIECE]
-        same += int(_SAME[a.astype(np.uint16) << 8 | b].sum())
-        nans1 += int(_NANS[a].sum())
-        nans2 += int(_NANS[b].sum())
+    for start in range(0, len(target), _PIECE):
+        target_piece, golden_piece = target[start : start + _PIECE], golden[start : start + _PIECE]
+        same += int(_SAME[target_piece.astype(np.uint16) << 8 | golden_piece].sum())
+        nans1 += int(_NANS[target_piece].sum())
+        nans2 += int(_NANS[golden_piece].sum())
     return Agreement(numel, same - (4 * packed_size(numel) - numel), (nans1, nans2))
 
 
-def compare_bool(first: npt.NDArray[np.bool_], second: npt.NDArray[np.bool_]) -> Agreement:
+def compare_bool(target: npt.NDArray[np.bool_], golden: npt.NDArray[np.bool_]) -> Agreement:
     """Compare two ``gradient > 0``; what is not positive is one class, NaN included."""
     same = sum(
-        int(np.count_nonzero(first.reshape(-1)[at : at + _PIECE] == second.reshape(-1)[at : at + _PIECE]))
-        for at in range(0, first.size, _PIECE)
+        int(np.count_nonzero(target.reshape(-1)[start : start + _PIECE] == golden.reshape(-1)[start : start + _PIECE]))
+        for start in range(0, target.size, _PIECE)
     )
-    return Agreement(first.size, same, (0, 0))
+    return Agreement(target.size, same, (0, 0))

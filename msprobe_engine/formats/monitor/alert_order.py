@@ -116,10 +116,10 @@ class Located(NamedTuple):
     @property
     def key(self) -> tuple[Any, ...]:
         """Sorts; equal only for equal alerts."""
-        a = self.anomaly
-        value = 0.0 if math.isnan(a.value) else a.value
-        what = a.rank, a.vpp_stage, a.pp_stage, a.name, a.word, a.phase, a.micro_step, a.op, a.rule
-        return self.place, self.call, *what, math.isnan(a.value), value, a.critical, a.message
+        alert = self.anomaly
+        value = 0.0 if math.isnan(alert.value) else alert.value
+        identity = alert.rank, alert.vpp_stage, alert.pp_stage, alert.name, alert.word, alert.phase, alert.micro_step, alert.op, alert.rule
+        return self.place, self.call, *identity, math.isnan(alert.value), value, alert.critical, alert.message
 
 
 @dataclass(frozen=True)
@@ -146,42 +146,42 @@ def order_of(word: str, micro_step: int) -> tuple[int, int, int]:
 def in_order(anomalies: Iterable[Anomaly]) -> list[Located]:
     anomalies = list(anomalies)
     earliest: dict[int, int] = {}
-    for a in anomalies:
-        if _MOMENTS.get(a.word) in _PASSES and a.micro_step >= 0:
-            earliest[a.step] = min(a.micro_step, earliest.get(a.step, a.micro_step))
+    for alert in anomalies:
+        if _MOMENTS.get(alert.word) in _PASSES and alert.micro_step >= 0:
+            earliest[alert.step] = min(alert.micro_step, earliest.get(alert.step, alert.micro_step))
     placed: list[Located] = []
     floating: list[Anomaly] = []
-    for a in anomalies:
-        if (place := _place(a, earliest)) is None:
-            floating.append(a)
+    for alert in anomalies:
+        if (place := _place(alert, earliest)) is None:
+            floating.append(alert)
         else:
-            placed.append(Located(place, _call(a), a))
+            placed.append(Located(place, _call(alert), alert))
     placed += _by_call(floating, placed)
     return sorted(placed, key=lambda located: located.key)
 
 
-def _call(a: Anomaly) -> int:
-    return a.call if a.call >= 0 else _LAST
+def _call(alert: Anomaly) -> int:
+    return alert.call if alert.call >= 0 else _LAST
 
 
-def _place(a: Anomaly, earliest: dict[int, int]) -> Place | None:
+def _place(alert: Anomaly, earliest: dict[int, int]) -> Place | None:
     """None when only the neighbours in the call order can tell."""
-    moment = Moment.AFTER if a.after_backward else _MOMENTS.get(a.word)
-    if moment is Moment.END and a.name.endswith("grad_norm"):
+    moment = Moment.AFTER if alert.after_backward else _MOMENTS.get(alert.word)
+    if moment is Moment.END and alert.name.endswith("grad_norm"):
         moment = Moment.NORM
     if moment is None:
         return None
-    micro = a.micro_step
-    if a.word in ("pre_grad", "acc_grad") and micro < 0:
+    micro = alert.micro_step
+    if alert.word in ("pre_grad", "acc_grad") and micro < 0:
         moment = Moment.ACCUMULATED
     if moment is Moment.LOSS and micro < 0:
-        micro = earliest.get(a.step, 0)  # the mean over micro batches: as early as anything else that is wrong in them
-    stage = (-a.vpp_stage, -a.pp_stage) if moment in _BACKWARDS else (a.vpp_stage, a.pp_stage)
+        micro = earliest.get(alert.step, 0)  # the mean over micro batches: as early as anything else that is wrong in them
+    stage = (-alert.vpp_stage, -alert.pp_stage) if moment in _BACKWARDS else (alert.vpp_stage, alert.pp_stage)
     if moment is Moment.PARAMETERS:
-        return Place(a.step, 0, 0, moment, stage)
+        return Place(alert.step, 0, 0, moment, stage)
     if moment in _PASSES:
-        return Place(a.step, 1, max(micro, 0), moment, stage)
-    return Place(a.step, 2, 0, moment, stage)
+        return Place(alert.step, 1, max(micro, 0), moment, stage)
+    return Place(alert.step, 2, 0, moment, stage)
 
 
 def _by_call(floating: Sequence[Anomaly], placed: Sequence[Located]) -> list[Located]:
@@ -194,12 +194,12 @@ def _by_call(floating: Sequence[Anomaly], placed: Sequence[Located]) -> list[Loc
         neighbours.sort(key=lambda located: located.key)
         neighbours.sort(key=lambda located: located.call)
     out = []
-    for a in floating:
-        neighbours = calls.get((a.rank, a.step), [])
-        before = [n for n in neighbours if n.call <= a.call]
+    for alert in floating:
+        neighbours = calls.get((alert.rank, alert.step), [])
+        before = [neighbour for neighbour in neighbours if neighbour.call <= alert.call]
         near = before[-1:] or neighbours[:1]
-        place = near[0].place if near and a.call >= 0 else Place(a.step, 2, 0, Moment.REDUCED, (-a.vpp_stage, -a.pp_stage))
-        out.append(Located(place, _call(a), a))
+        place = near[0].place if near and alert.call >= 0 else Place(alert.step, 2, 0, Moment.REDUCED, (-alert.vpp_stage, -alert.pp_stage))
+        out.append(Located(place, _call(alert), alert))
     return out
 
 
@@ -247,42 +247,42 @@ def analyze(path: Path, output: Path | None = None, top: int = 8, steps: Collect
         UsageError: there is no run at `path`.
         SinkError: the file cannot be written.
     """
-    found = load(path)
-    wanted = [a for a in found.anomalies if not steps or a.step in steps]
+    read = load(path)
+    wanted = [alert for alert in read.anomalies if not steps or alert.step in steps]
     groups = merge_equal_alerts(in_order(wanted))
     critical = next((i for i, group in enumerate(groups) if group.first.critical), 0)
     directory = output if output is not None else path if path.is_dir() else path.parent
     make_directory(directory, "analysis of alerts")
     target = directory / OUTPUT
     replace_file(target, dumps(_records(groups[:top])).encode())
-    return Analysis(groups[:top], groups[critical] if groups else None, critical, len(wanted), found, target)
+    return Analysis(groups[:top], groups[critical] if groups else None, critical, len(wanted), read, target)
 
 
 def _records(groups: Sequence[Group]) -> dict[str, dict[str, Any]]:
     out: dict[str, dict[str, Any]] = {}
     for group in groups:
-        a = group.first
-        key = base = f"{a.tag}_step_{a.step}_call_{a.call}"
+        alert = group.first
+        key = base = f"{alert.tag}_step_{alert.step}_call_{alert.call}"
         number = 1
         while key in out:  # the existing tool keeps one statistic of a tensor
-            key = f"{base}_{a.op or a.rule}" + (f"_{number}" if number > 1 else "")
+            key = f"{base}_{alert.op or alert.rule}" + (f"_{number}" if number > 1 else "")
             number += 1
         out[key] = {
-            "rank": a.rank,
-            "step": a.step,
-            "micro_step": max(a.micro_step, 0),
-            "pp_stage": a.pp_stage,
-            "vpp_stage": a.vpp_stage,
-            "call_id": a.call,
-            "tag_name": a.tag,
-            "message": a.message,
-            "group_mates": list(a.mates),
+            "rank": alert.rank,
+            "step": alert.step,
+            "micro_step": max(alert.micro_step, 0),
+            "pp_stage": alert.pp_stage,
+            "vpp_stage": alert.vpp_stage,
+            "call_id": alert.call,
+            "tag_name": alert.tag,
+            "message": alert.message,
+            "group_mates": list(alert.mates),
             "ranks": group.ranks,
             "when": WORDS[group.place.moment],
-            "op": a.op,
-            "rule": a.rule,
-            "severity": "critical" if a.critical else "warning",
-            "value": a.value,
+            "op": alert.op,
+            "rule": alert.rule,
+            "severity": "critical" if alert.critical else "warning",
+            "value": alert.value,
         }
     return out
 
@@ -296,23 +296,24 @@ def summary(analysis: Analysis) -> str:
         partly = " so far" if analysis.found.running else ""
         partly += " in what could be read" if analysis.found.left_out else " in what is here" if analysis.found.missing else ""
         return (f"No alerts{partly} on {ranks_text(ranks)}." if ranks else f"No alerts{partly}.") + looked
-    a = began.first
-    lines = [f"First alert: step {a.step} {moment_text(began)}: {a.name} on {_on_ranks(began.ranks)}{_pipeline_text(a)}."]
-    lines.append(f"  {a.message}")
-    if a.meaning:
-        lines.append(f"  What it usually means: {a.meaning}")
-    others = ". ".join(sentence for sentence in a.next.split(". ") if "msprobe monitor analyze" not in sentence)  # this is it
+    alert = began.first
+    lines = [f"First alert: step {alert.step} {moment_text(began)}: {alert.name} on {_on_ranks(began.ranks)}{_pipeline_text(alert)}."]
+    lines.append(f"  {alert.message}")
+    if alert.meaning:
+        lines.append(f"  What it usually means: {alert.meaning}")
+    others = ". ".join(sentence for sentence in alert.next.split(". ") if "msprobe monitor analyze" not in sentence)  # this is it
     if others:
         lines.append(f"  What to do next: {others}")
-    if not a.critical:
+    if not alert.critical:
         lines.append("  It is a warning; nothing critical was reported.")
     elif analysis.earlier:
         lines.append(f"  {analysis.earlier} warnings came before it; they are in the list below.")
     lines.append(f"The first {len(analysis.groups)} of {analysis.count} alerts in the order of execution:")
     for number, group in enumerate(analysis.groups, 1):
-        a = group.first
-        op = f" {a.op}" if a.op else ""
-        lines.append(f"  {number}. step {a.step} {moment_text(group)}: {a.name}, {a.rule}{op}, {_on_ranks(group.ranks)}{_pipeline_text(a)}")
+        alert = group.first
+        op = f" {alert.op}" if alert.op else ""
+        where = f"{_on_ranks(group.ranks)}{_pipeline_text(alert)}"
+        lines.append(f"  {number}. step {alert.step} {moment_text(group)}: {alert.name}, {alert.rule}{op}, {where}")
     return "\n".join(lines)
 
 
@@ -326,6 +327,8 @@ def moment_text(group: Group) -> str:
     return WORDS[group.place.moment] + micro
 
 
-def _pipeline_text(a: Anomaly) -> str:
-    parts = [f"pipeline stage {a.pp_stage}"] * bool(a.pp_stage or len(a.mates) > 1) + [f"virtual stage {a.vpp_stage}"] * bool(a.vpp_stage)
+def _pipeline_text(alert: Anomaly) -> str:
+    parts = [f"pipeline stage {alert.pp_stage}"] * bool(alert.pp_stage or len(alert.mates) > 1) + [
+        f"virtual stage {alert.vpp_stage}"
+    ] * bool(alert.vpp_stage)
     return f" ({', '.join(parts)})" if parts else ""

@@ -116,22 +116,22 @@ def steps_on_one_side(target: Run, golden: Run) -> list[str]:
     """Sentences about steps that one of two runs has alone on a rank. Steps between those that the other run monitors by its interval
     are none of them, nor are steps before the one that the other run began with (`began_later`)."""
     of_target, of_golden = _steps_of_ranks([target, golden])
-    found: list[str] = []
+    sentences: list[str] = []
     for run, other, own, others in ((target, golden, of_target, of_golden), (golden, target, of_golden, of_target)):
         pairs: dict[tuple[frozenset[int], frozenset[int]], list[int]] = {}
         for rank in sorted(set(own) & set(others)):
             pairs.setdefault((own[rank], others[rank]), []).append(rank)
         alone: dict[frozenset[int], list[int]] = {}
-        for (mine, theirs), ranks in pairs.items():
+        for (own_steps, other_steps), ranks in pairs.items():
             began = _began(other, ranks[0])
-            if only := frozenset(step for step in _monitored_by(other, ranks[0], theirs, mine - theirs) if step >= began):
+            if only := frozenset(step for step in _monitored_by(other, ranks[0], other_steps, own_steps - other_steps) if step >= began):
                 alone.setdefault(only, []).extend(ranks)
         for only, ranks in islice(alone.items(), _MOST):
             template = "{0}: {1} of {2} are not in {3} and were not compared"
             if len(only) == 1:
                 template = "{0}: {1} of {2} is not in {3} and was not compared"
-            found.append(Sentence(template, run.path, steps_text(sorted(only)), ranks_text(sorted(ranks)), other.path))
-    return found
+            sentences.append(Sentence(template, run.path, steps_text(sorted(only)), ranks_text(sorted(ranks)), other.path))
+    return sentences
 
 
 def began_later(target: Run, golden: Run) -> list[str]:

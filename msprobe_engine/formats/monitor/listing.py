@@ -78,10 +78,14 @@ def list_monitor(root: Path) -> Listing | None:
     by_rank: dict[int, list[RankDirectory]] = {}
     for directory in sorted(everything, key=lambda each: (each.began, each.path.name)):
         by_rank.setdefault(directory.rank, []).append(directory)
-    found = [directory for mine in by_rank.values() for directory in mine[len(of_other_runs(launch_of(each.info) for each in mine)) :]]
-    out = Listing(tuple(sorted({directory.rank for directory in found})), len(found), others=len(everything) - len(found))
+    of_this_run = [
+        directory
+        for launches in by_rank.values()
+        for directory in launches[len(of_other_runs(launch_of(each.info) for each in launches)) :]
+    ]
+    out = Listing(tuple(sorted({directory.rank for directory in of_this_run})), len(of_this_run), others=len(everything) - len(of_this_run))
     families: dict[str, None] = {}
-    for directory in found:
+    for directory in of_this_run:
         if end := _end_of(directory.info.get("ended")):
             out.ended[end] += 1
         tables: list[os.DirEntry[str]] = []

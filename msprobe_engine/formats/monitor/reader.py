@@ -135,9 +135,9 @@ class Run:
 
     def forget(self, rank: int) -> None:
         """Give back the memory of a rank whose tables are large; they are read again when they are asked for."""
-        mine = [key for key in self._tables if key[0] == rank]
+        keys = [key for key in self._tables if key[0] == rank]
         if sum(table.nbytes for table in self._tables.values()) > _LARGE:
-            for key in mine:
+            for key in keys:
                 del self._tables[key]
 
     def ops(self, rank: int, family: str) -> list[str]:

@@ -114,8 +114,8 @@ def read_scalars(path: Path, into: dict[str, list[tuple[Integers, Floats]]]) -> 
             numbers = Ids()
             ids = np.fromiter(map(numbers.__getitem__, columns[header.index("name")]), np.int64, len(rows))
             for name, i in numbers.items():
-                mine = (ids == i) & good
-                into.setdefault(plain_name(name), []).append((steps[mine], values[mine]))
+                own_rows = (ids == i) & good
+                into.setdefault(plain_name(name), []).append((steps[own_rows], values[own_rows]))
     except OSError as error:
         problems[f"cannot be read: {error.strerror or error}"] += 1
     return problems
@@ -176,11 +176,13 @@ class _Rows:
         _count(self._problems, "row whose vpp_stage, micro_step or scope is unknown", int((homes[good] < 0).sum()))
         numbers = np.array(self._numbers)[ids]
         for family, home in self._families.items():
-            mine = homes == home
-            if mine.all():
+            in_family = homes == home
+            if in_family.all():
                 self._builder_of(family).add(Part(numbers, steps, values), self)
-            elif mine.any():
-                self._builder_of(family).add(Part(numbers[mine], steps[mine], {op: v[mine] for op, v in values.items()}), self)
+            elif in_family.any():
+                self._builder_of(family).add(
+                    Part(numbers[in_family], steps[in_family], {op: column[in_family] for op, column in values.items()}), self
+                )
 
     def _add_kinds(self, ids: list[int], shapes: Sequence[str], dtypes: Sequence[str]) -> None:
         new = [kind for kind in dict.fromkeys(zip(ids, shapes, dtypes)) if kind not in self._kinds]  # in the order of the file
@@ -274,18 +276,18 @@ class CsvSource:
                 self.problems[str(file)] = Counter(["no object of JSON that can be used"])
         self._files: dict[int, list[Path]] = {}
         self._others: dict[int, list[Launch]] = {}
-        for rank, mine in self._directories.items():
-            if len(mine) > 1:
-                self._directories[rank] = self._of_one_run(rank, mine)
+        for rank, of_rank in self._directories.items():
+            if len(of_rank) > 1:
+                self._directories[rank] = self._of_one_run(rank, of_rank)
 
-    def _of_one_run(self, rank: int, mine: list[RankDirectory]) -> list[RankDirectory]:
+    def _of_one_run(self, rank: int, of_rank: list[RankDirectory]) -> list[RankDirectory]:
         """Without directories of other runs."""
-        launches = [launch_of(directory.info) for directory in mine]
+        launches = [launch_of(directory.info) for directory in of_rank]
         others = of_other_runs(launches)
-        for other, directory in zip(others, mine):
+        for other, directory in zip(others, of_rank):
             self.problems[str(directory.path)] = Counter([describe_skipped_launch(other, launches[-1])])
         self._others[rank] = others
-        return mine[len(others) :]
+        return of_rank[len(others) :]
 
     def other_runs(self, rank: int) -> list[Launch]:
         return self._others.get(rank, [])
@@ -358,11 +360,11 @@ class CsvSource:
                 except UsageError as error:
                     self.problems[str(directory.path)] = Counter([str(error)])
                     continue
-                mine = [Path(e.path) for e in entries if families_of(e.name) and e.is_file(follow_symlinks=False)]
+                own_files = [Path(each.path) for each in entries if families_of(each.name) and each.is_file(follow_symlinks=False)]
                 for entry in entries:
                     if families_of(entry.name) and not entry.is_file(follow_symlinks=False):
                         self.problems[entry.path] = Counter(["is no regular file (links are not followed)"])
-                files += sorted(mine, key=lambda path: (first_step(path.name), path.name))
+                files += sorted(own_files, key=lambda path: (first_step(path.name), path.name))
             self._files[rank] = files
         return self._files[rank]
 

@@ -190,26 +190,26 @@ class _Rank:
         self.scalars = {name: series_of(values) for name, values in numbers.items()}
 
 
-def _scalars(found: Any, step: int, numbers: dict[str, dict[int, float]], problems: Problems) -> None:
-    if not isinstance(found, dict):
-        if found is not None:
+def _scalars(scalars: Any, step: int, numbers: dict[str, dict[int, float]], problems: Problems) -> None:
+    if not isinstance(scalars, dict):
+        if scalars is not None:
             problems["scalars that are no object"] += 1
         return
-    for name, value in found.items():
-        if (x := number(value)) is None:
+    for name, value in scalars.items():
+        if (plain := number(value)) is None:
             problems["scalar that is no number"] += 1
         else:
-            numbers.setdefault(name, {})[step] = x
+            numbers.setdefault(name, {})[step] = plain
 
 
-def _samples(found: Any, step: int, builders: dict[str, Builder], problems: Problems) -> None:
-    if not isinstance(found, list):
-        if found is not None:
+def _samples(samples: Any, step: int, builders: dict[str, Builder], problems: Problems) -> None:
+    if not isinstance(samples, list):
+        if samples is not None:
             problems["samples that are no list"] += 1
         return
     ids: dict[str, list[int]] = {}
     columns: dict[str, dict[str, list[Any]]] = {}
-    for sample in found:
+    for sample in samples:
         try:
             family = sample["family"]
             key = checked_key(
@@ -228,13 +228,13 @@ def _samples(found: Any, step: int, builders: dict[str, Builder], problems: Prob
         row = builder.keys[key]
         if isinstance(shape := sample.get("shape"), list):
             builder.add_kind(key, str(shape), str(sample.get("dtype", "")))
-        mine = ids.setdefault(family, [])
-        mine.append(row)
+        rows_of_family = ids.setdefault(family, [])
+        rows_of_family.append(row)
         ops = columns.setdefault(family, {})
         for op, value in sample.items():
             if op not in _KEY:
                 column = ops.setdefault(op, [])
-                column += [None] * (len(mine) - 1 - len(column))
+                column += [None] * (len(rows_of_family) - 1 - len(column))
                 column.append(value)
     for family, rows in ids.items():
         values = {}

@@ -89,10 +89,10 @@ class SqliteSource:
             if _has(db, "scalars"):
                 wrong, without = 0, _steps_of_others(db, rank)
                 for step, name, value in db.execute("SELECT step, name, value FROM scalars WHERE rank = ? ORDER BY step", (rank,)):
-                    x, at = number(value), whole(step)
-                    wrong += at is None
-                    if at is not None and at not in without:
-                        found.setdefault(_text(name), {})[at] = float("nan") if x is None else x
+                    plain, plain_step = number(value), whole(step)
+                    wrong += plain_step is None
+                    if plain_step is not None and plain_step not in without:
+                        found.setdefault(_text(name), {})[plain_step] = float("nan") if plain is None else plain
                 if wrong:
                     problems["number whose step is no whole number"] += wrong
 
@@ -125,9 +125,9 @@ class SqliteSource:
         others: list[Launch] = []
         for path in self.paths(rank):
             launches = self._query_file(path, lambda db: _launches(db, rank)) or []
-            mine = of_other_runs(launches)
-            self._add_problems(path, Counter([describe_skipped_launch(other, launches[-1]) for other in mine]))
-            others += mine
+            skipped = of_other_runs(launches)
+            self._add_problems(path, Counter([describe_skipped_launch(other, launches[-1]) for other in skipped]))
+            others += skipped
         return others
 
     def _add_problems(self, path: Path, problems: Problems) -> None:
@@ -197,15 +197,15 @@ def _read_metric(
     query = "SELECT target_id, target_name, vpp_stage, micro_step FROM monitoring_targets"
     keys = {target: checked_key(stage, _text(name), micro) for target, name, stage, micro in db.execute(query)}
     exact: dict[str, dict[tuple[int, int], float]] = {op: {} for op in ops}
-    ours = _has(db, "row_keys")
-    if ours:
+    own_format = _has(db, "row_keys")
+    if own_format:
         keys.update((target, checked_key(*key)) for m, target, _, key in stored_keys(db) if m == metric)
         query = "SELECT target_id, step, statistic, value FROM exact_values WHERE rank = ? AND metric_id = ?"
         for target, step, op, value in db.execute(query, (rank, metric)):
-            if (x := number(value)) is None:
+            if (plain := number(value)) is None:
                 problems["exact value that is no number"] += 1
             else:
-                exact.setdefault(op, {})[target, step] = x
+                exact.setdefault(op, {})[target, step] = plain
     cursor = db.execute("SELECT * FROM trend_data WHERE rank = ? AND metric_id = ?", (rank, metric))
     while rows := cursor.fetchmany(_CHUNK):
         fitting = [row for row in rows if keys[row[2]] is not None and whole(row[1]) is not None]
@@ -227,7 +227,7 @@ def _read_metric(
             known = exact[op]
             for i in np.flatnonzero(np.isnan(numbers) | (np.abs(numbers) >= LIMIT)).tolist() if known else ():
                 numbers[i] = known.get((targets[i], steps[i]), numbers[i])
-            if not ours:
+            if not own_format:
                 infinite = np.abs(numbers) > LIMIT
                 numbers[infinite] = np.copysign(np.inf, numbers[infinite])
             values[op] = numbers

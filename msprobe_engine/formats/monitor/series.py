@@ -89,7 +89,7 @@ class Table:
         if values is None:
             return {}
         cuts = np.searchsorted(self.ids, np.arange(len(self.keys) + 1))
-        return {key: Series(self.steps[a:b], values[a:b]) for key, a, b in zip(self.keys, cuts, cuts[1:]) if b > a}
+        return {key: Series(self.steps[begin:end], values[begin:end]) for key, begin, end in zip(self.keys, cuts, cuts[1:]) if end > begin}
 
 
 EMPTY = Table([], np.empty(0, np.int64), np.empty(0, np.int64), {})

@@ -122,11 +122,11 @@ class Overview:
         if self.incidents:
             lines.append(f"incidents: {len(self.incidents)}")
             lines += [f"  {place}{_incident_text(content)}" for place, content in self.incidents]
-        lines += [f"{_join_name('monitor', place)}: {_monitor_text(found)}" for place, found in sorted(self.monitors.items())]
+        lines += [f"{_join_name('monitor', place)}: {_monitor_text(monitor)}" for place, monitor in sorted(self.monitors.items())]
         lines += [f"tables {place}: {many(n, 'CSV file')}" for place, n in sorted(self.tables.items())]
         lines += [
-            f"{_join_name(kind, place)}: {many(n, 'file') + ', ' if n > 1 else ''}{size(b)}"
-            for (kind, place), (n, b) in sorted(self.others.items())
+            f"{_join_name(kind, place)}: {many(n, 'file') + ', ' if n > 1 else ''}{size(nbytes)}"
+            for (kind, place), (n, nbytes) in sorted(self.others.items())
         ]
         lines += [f"TensorBoard {place}: tensorboard --logdir {self.root / place}" for place in sorted(self.events)]
         return "\n".join(map(one_line, lines))
@@ -141,9 +141,11 @@ class Overview:
                 for place, steps in sorted(self.dumps.items())
             },
             "incidents": [{"path": place, "incident": content} for place, content in self.incidents],
-            "monitors": {place: found.to_json() for place, found in sorted(self.monitors.items())},
+            "monitors": {place: monitor.to_json() for place, monitor in sorted(self.monitors.items())},
             "tables": dict(sorted(self.tables.items())),
-            "others": [{"kind": kind, "path": place, "files": n, "bytes": b} for (kind, place), (n, b) in sorted(self.others.items())],
+            "others": [
+                {"kind": kind, "path": place, "files": n, "bytes": nbytes} for (kind, place), (n, nbytes) in sorted(self.others.items())
+            ],
             "events": sorted(self.events),
             "runs": sorted(self.runs),
             "earlier": sorted(self.earlier),
@@ -160,39 +162,39 @@ def read_overview(root: Path) -> Overview:
     """
     kept = kept_at(root)
     if not root.is_dir() and not kept:
-        what = "is no directory" if root.exists() else "there is no such file or directory"
-        raise UsageError(f"{root}: {what}; give the output_dir of a run")
+        reason = "is no directory" if root.exists() else "there is no such file or directory"
+        raise UsageError(f"{root}: {reason}; give the output_dir of a run")
     out = Overview(root, latest=_latest(root))
     for step, places in kept.items():
         for at_rank in places.values():
             _add_kept(out, ".", step, at_rank)
-    for at, directories, files in os.walk(root):
-        here = Path(at)
-        place = here.relative_to(root).as_posix()
+    for root_text, directories, files in os.walk(root):
+        directory = Path(root_text)
+        place = directory.relative_to(root).as_posix()
         directories.sort()
-        out.earlier += [(here / name).relative_to(root).as_posix() for name in directories if EARLIER_RUN.fullmatch(name)]
+        out.earlier += [(directory / name).relative_to(root).as_posix() for name in directories if EARLIER_RUN.fullmatch(name)]
         directories[:] = [name for name in directories if not EARLIER_RUN.fullmatch(name)]
-        out.runs += [(here / name).relative_to(root).as_posix() for name in directories if FURTHER_RUN.fullmatch(name)]
-        if len(here.relative_to(root).parts) >= _MAX_DEPTH:
+        out.runs += [(directory / name).relative_to(root).as_posix() for name in directories if FURTHER_RUN.fullmatch(name)]
+        if len(directory.relative_to(root).parts) >= _MAX_DEPTH:
             directories.clear()
         if "incident.json" in files:
-            out.incidents.append((place, _read_object(here / "incident.json")))
-        rings = rings_among(here, files)
+            out.incidents.append((place, _read_object(directory / "incident.json")))
+        rings = rings_among(directory, files)
         for step, places in kept_in(rings).items():
             for at_rank in places.values():
                 _add_kept(out, place, step, at_rank)
         out.lost += damages_in(rings)
-        if layout.step_of(here.name) is not None:
-            _step(here, directories, place, out)
+        if layout.step_of(directory.name) is not None:
+            _step(directory, directories, place, out)
             directories.clear()
             continue
-        if any(rank_directory(here / name) is not None for name in directories) and (found := list_monitor(here)) is not None:
-            out.monitors[place] = found
-            out.lost += found.lost
-            directories[:] = [name for name in directories if rank_directory(here / name) is None]
-        out.lost += [sentence for name in files if name.endswith(FILE) for sentence in lost_in(here / name)]
+        if any(rank_directory(directory / name) is not None for name in directories) and (monitor := list_monitor(directory)) is not None:
+            out.monitors[place] = monitor
+            out.lost += monitor.lost
+            directories[:] = [name for name in directories if rank_directory(directory / name) is None]
+        out.lost += [sentence for name in files if name.endswith(FILE) for sentence in lost_in(directory / name)]
         if "incident.json" not in files:
-            _others(here, place, files, out)
+            _others(directory, place, files, out)
         tables = sum(name.endswith(".csv") for name in files)
         if tables:
             out.tables[place] = tables
@@ -215,7 +217,7 @@ def _latest(root: Path) -> str:
     return target if Path(target).name == target and (root / target).is_dir() else ""
 
 
-def _others(here: Path, place: str, files: list[str], out: Overview) -> None:
+def _others(directory: Path, place: str, files: list[str], out: Overview) -> None:
     by_kind: dict[str, list[str]] = {}
     for name in sorted(files):
         for pattern, kind in _KINDS.items():
@@ -226,7 +228,7 @@ def _others(here: Path, place: str, files: list[str], out: Overview) -> None:
         above = _above_ranks(place)
         key = above if above != place or len(names) > 1 else names[0] if place == "." else f"{place}/{names[0]}"
         n, nbytes = out.others.get((kind, key), (0, 0))
-        out.others[kind, key] = (n + len(names), nbytes + sum(_bytes(here / name) for name in names))
+        out.others[kind, key] = (n + len(names), nbytes + sum(_bytes(directory / name) for name in names))
 
 
 def _above_ranks(place: str) -> str:
@@ -243,12 +245,12 @@ def _bytes(path: Path) -> int:
         return 0
 
 
-def _step(here: Path, directories: list[str], place: str, out: Overview) -> None:
-    ranks = [_rank(here / name) for name in sorted(directories, key=_rank_order) if layout.is_rank_directory(name)]
-    step = layout.step_of(here.name)
+def _step(directory: Path, directories: list[str], place: str, out: Overview) -> None:
+    ranks = [_rank(directory / name) for name in sorted(directories, key=_rank_order) if layout.is_rank_directory(name)]
+    step = layout.step_of(directory.name)
     if ranks and step is not None:
         parent = place.rpartition("/")[0] if place != "." else "."
-        _add(out, parent or ".", step, here, ranks)
+        _add(out, parent or ".", step, directory, ranks)
 
 
 def _add_kept(out: Overview, place: str, step: int, rank: Path) -> None:
@@ -271,17 +273,17 @@ def _rank_order(name: str) -> tuple[int, str]:
     return (-1 if rank is None else rank, name)
 
 
-def _rank(here: Path) -> RankDump:
-    names, nbytes = _sizes(here)
+def _rank(directory: Path) -> RankDump:
+    names, nbytes = _sizes(directory)
     tensors, tensor_bytes, packed = 0, 0, False
-    if (here / layout.TENSORS).is_dir():
-        inside, tensor_bytes = _sizes(here / layout.TENSORS)
+    if (directory / layout.TENSORS).is_dir():
+        inside, tensor_bytes = _sizes(directory / layout.TENSORS)
         packed = packed_files.INDEX in inside or any(name.endswith(".safetensors") for name in inside)
-        tensors = _packed_names(here / layout.TENSORS / packed_files.INDEX) if packed else len(inside)
-    unsaved = _read_object(here / layout.NOT_SAVED).get("not_saved") if layout.NOT_SAVED in names else None
-    kept = 0 if layout.DUMP in names else size_of_step_file(here / layout.DUMP)
+        tensors = _packed_names(directory / layout.TENSORS / packed_files.INDEX) if packed else len(inside)
+    unsaved = _read_object(directory / layout.NOT_SAVED).get("not_saved") if layout.NOT_SAVED in names else None
+    kept = 0 if layout.DUMP in names else size_of_step_file(directory / layout.DUMP)
     return RankDump(
-        here.name,
+        directory.name,
         tuple(name for name in _JSON if name in names or (kept and name == layout.DUMP)),
         tensors,
         layout.MARKER in names,
@@ -289,7 +291,7 @@ def _rank(here: Path) -> RankDump:
         tensor_bytes,
         packed,
         len(unsaved) if isinstance(unsaved, list) else 0,
-        _count_lost(here),
+        _count_lost(directory),
     )
 
 

@@ -61,9 +61,9 @@ def read_safetensors(path: Path) -> SafeFile:
         if nbytes:
             spans.append((tensors[name].start, tensors[name].start + nbytes, name))
     spans.sort()
-    for (_, end, first), (begin, _, second) in pairwise(spans):
+    for (_, end, lower), (begin, _, upper) in pairwise(spans):
         if begin < end:
-            raise DumpFormatError(f"{path}: {first!r} and {second!r} lie over each other; it is damaged, or made to mislead")
+            raise DumpFormatError(f"{path}: {lower!r} and {upper!r} lie over each other; it is damaged, or made to mislead")
     nobodys = size - start - sum(end - begin for begin, end, _ in spans)
     return SafeFile(tensors, {str(key): str(value) for key, value in metadata.items()}, raw, nobodys)
 

@@ -202,8 +202,8 @@ class Spool:
     def _step(self, training: Training, number: int, oldest: int) -> tuple[SpoolStep, list[SpoolCall]]:
         """The step of this number, made if it is not there. The same training's steps before number `oldest` are over."""
         with self._lock:
-            mine = [(n, s) for (n, r), s in self._steps.items() if r == training.rank and s.session == training.session]
-            earlier = [s for n, s in mine if n < oldest and not s.over]
+            of_rank = [(n, s) for (n, r), s in self._steps.items() if r == training.rank and s.session == training.session]
+            earlier = [s for n, s in of_rank if n < oldest and not s.over]
         ready = [call for step in earlier for call in step.abandon()]
         for step in earlier:
             self._finish_step(step)

@@ -161,15 +161,15 @@ class Server:
         with self._lock:
             self._connections.discard(connection)
             self._newcomers.pop(connection, None)
-            mine = session is not None and session.connection is connection
-            if session is not None and mine:
+            is_current = session is not None and session.connection is connection
+            if session is not None and is_current:
                 session.connection = None
                 session.seen = time.monotonic()
             self._sessions.forget()
         if session is None:
             if problem is not None and not self._stop.is_set():
                 self._report_refused(connection, problem)
-        elif mine:
+        elif is_current:
             who = f"rank {session.peer.rank} ({session.peer.address})"
             if session.final is not None:
                 self._report_finished(session, who)

@@ -105,16 +105,16 @@ class _Bracket:
         return unary(self._words[i] or "", self._operands[i + 1], self._expander, self._state)
 
     def _binary(self, i: int) -> bool | None:
-        a, b = (self._expander.assume_text(self._operands[k]) for k in (i, i + 2))
+        left, right = (self._expander.assume_text(self._operands[k]) for k in (i, i + 2))
         operator = self._words[i + 1] or ""
-        if a is None or b is None:
+        if left is None or right is None:
             return None
         if operator in _NUMBER_TESTS:
             try:
-                return _NUMBER_TESTS[operator](int(a), int(b))
+                return _NUMBER_TESTS[operator](int(left), int(right))
             except ValueError:
                 return False
-        return compare_texts(a, operator, b)
+        return compare_texts(left, operator, right)
 
 
 def nonempty(text: Text, expander: Expander) -> bool | None:
@@ -151,13 +151,13 @@ def unary(operator: str, operand: Text, expander: Expander, state: State) -> boo
     return None
 
 
-def compare_texts(a: str, operator: str, b: str) -> bool | None:
+def compare_texts(left: str, operator: str, right: str) -> bool | None:
     if operator in ("=", "=="):
-        return a == b
+        return left == right
     if operator == "!=":
-        return a != b
+        return left != right
     if operator in ("<", ">"):
-        return a < b if operator == "<" else a > b
+        return left < right if operator == "<" else left > right
     return None
 
 

@@ -183,34 +183,36 @@ class State:
         return out
 
 
-def merge(first: State, second: State, why: str, at: Place) -> State:
+def merge(own: State, other: State, why: str, place: Place) -> State:
     """The state behind two ways of which one was gone: what differs is not known."""
-    out = first.copy()
+    out = own.copy()
     for i, scope in enumerate(out.scopes):
-        other = second.scopes[i] if i < len(second.scopes) else {}
-        for name in scope.keys() | other.keys():
-            a, b = scope.get(name), other.get(name)
-            if a != b:
-                scope[name] = _merge_variables(name, a, b, why, at)
-    if first.positional != second.positional:
-        left, right = (list(one) if one is not None else _not_known("$@", why, at) for one in (first.positional, second.positional))
-        out.positional = tuple(_merged_lists(left, right, "@", why, at))
-    out.directory = first.directory if first.directory == second.directory else None
-    out.functions = {**second.functions, **first.functions}
-    out.status = first.status if first.status == second.status else None
-    out.written = {path: text for path, text in first.written.items() if second.written.get(path) == text}
+        other_scope = other.scopes[i] if i < len(other.scopes) else {}
+        for name in scope.keys() | other_scope.keys():
+            own_value, other_value = scope.get(name), other_scope.get(name)
+            if own_value != other_value:
+                scope[name] = _merge_variables(name, own_value, other_value, why, place)
+    if own.positional != other.positional:
+        own_words, other_words = (
+            list(words) if words is not None else _not_known("$@", why, place) for words in (own.positional, other.positional)
+        )
+        out.positional = tuple(_merged_lists(own_words, other_words, "@", why, place))
+    out.directory = own.directory if own.directory == other.directory else None
+    out.functions = {**other.functions, **own.functions}
+    out.status = own.status if own.status == other.status else None
+    out.written = {path: text for path, text in own.written.items() if other.written.get(path) == text}
     return out
 
 
-def _merge_variables(name: str, a: Variable | None, b: Variable | None, why: str, at: Place) -> Variable:
-    like = a or b or Variable()
-    exported = bool((a and a.exported) or (b and b.exported))
-    if (a and a.items is not None) or (b and b.items is not None):
-        left, right = _elements(a), _elements(b)
-        items = dict(enumerate(_merged_lists(left, right, name, why, at)))
+def _merge_variables(name: str, own: Variable | None, other: Variable | None, why: str, place: Place) -> Variable:
+    like = own or other or Variable()
+    exported = bool((own and own.exported) or (other and other.exported))
+    if (own and own.items is not None) or (other and other.items is not None):
+        own_items, other_items = _elements(own), _elements(other)
+        items = dict(enumerate(_merged_lists(own_items, other_items, name, why, place)))
         return replace(like, text=None, items=items, exported=exported, associative=False)  # type: ignore[arg-type]
-    left_text, right_text = (a.text if a else None), (b.text if b else None)
-    return replace(like, text=_merged_texts(name, left_text, right_text, why, at), exported=exported)
+    own_text, other_text = (own.text if own else None), (other.text if other else None)
+    return replace(like, text=_merged_texts(name, own_text, other_text, why, place), exported=exported)
 
 
 def _not_known(source: str, why: str, at: Place) -> list[Text]:
@@ -225,36 +227,36 @@ def _elements(variable: Variable | None) -> list[Text]:
     return list(variable.items.values())
 
 
-def _common(a: list[Text], b: list[Text]) -> tuple[int, int]:
+def _common(own: list[Text], other: list[Text]) -> tuple[int, int]:
     """How many elements are equal at the beginning and at the end."""
-    shorter = min(len(a), len(b))
-    head = next((i for i in range(shorter) if a[i] != b[i]), shorter)
-    tail = next((i for i in range(shorter - head) if a[-1 - i] != b[-1 - i]), shorter - head)
+    shorter = min(len(own), len(other))
+    head = next((i for i in range(shorter) if own[i] != other[i]), shorter)
+    tail = next((i for i in range(shorter - head) if own[-1 - i] != other[-1 - i]), shorter - head)
     return head, tail
 
 
-def _merged_lists(a: list[Text], b: list[Text], name: str, why: str, at: Place) -> list[Text]:
-    head, tail = _common(a, b)
-    if head == len(a) == len(b):
-        return a
-    middle = [tuple(show_text(text) for text in side[head : len(side) - tail]) for side in (a, b)]
-    between = Unknown(f"${name}", why, at, many=True, options=(middle[0], middle[1]))
-    return [*a[:head], (between,), *(a[len(a) - tail :] if tail else [])]
+def _merged_lists(own: list[Text], other: list[Text], name: str, why: str, place: Place) -> list[Text]:
+    head, tail = _common(own, other)
+    if head == len(own) == len(other):
+        return own
+    middle = [tuple(show_text(text) for text in side[head : len(side) - tail]) for side in (own, other)]
+    between = Unknown(f"${name}", why, place, many=True, options=(middle[0], middle[1]))
+    return [*own[:head], (between,), *(own[len(own) - tail :] if tail else [])]
 
 
-def _merged_texts(name: str, a: Text | None, b: Text | None, why: str, at: Place) -> Text:
+def _merged_texts(name: str, own: Text | None, other: Text | None, why: str, place: Place) -> Text:
     """Texts that are lists of words keep the words both have."""
-    left, right = (known_text(text) if text is not None else "" for text in (a, b))
+    own_text, other_text = (known_text(text) if text is not None else "" for text in (own, other))
     source = f"${name}"
-    if left is None or right is None:
-        return (Unknown(source, why, at),)
-    words = [side.split() for side in (left, right)]
+    if own_text is None or other_text is None:
+        return (Unknown(source, why, place),)
+    words = [side.split() for side in (own_text, other_text)]
     if max(map(len, words)) < 2:
-        return (Unknown(source, why, at, options=((left,), (right,))),)
-    lists = [[(Known(word, at),) for word in side] for side in words]
+        return (Unknown(source, why, place, options=((own_text,), (other_text,))),)
+    lists = [[(Known(word, place),) for word in side] for side in words]
     head, tail = _common(lists[0], lists[1])  # type: ignore[arg-type]
     rest = [side[head : len(side) - tail] for side in words]
-    between = Unknown(source, why, at, many=True, options=(tuple(rest[0]), tuple(rest[1])))
+    between = Unknown(source, why, place, many=True, options=(tuple(rest[0]), tuple(rest[1])))
     before, after = " ".join(words[0][:head]), " ".join(words[0][len(words[0]) - tail :] if tail else [])
-    out: list[Piece] = [Known(before + " ", at)] if before else []
-    return (*out, between, *([Known(" " + after, at)] if after else []))
+    out: list[Piece] = [Known(before + " ", place)] if before else []
+    return (*out, between, *([Known(" " + after, place)] if after else []))

@@ -89,8 +89,8 @@ def _said_teams(
 ) -> Iterator[Team]:
     """Teams that the files themselves name (stage 3): expert parallel ranks in the order of their first member."""
     for expert_rank, members in enumerate(sorted({held for _, held in places.values()})):
-        mine = {number: ranks[rank] for rank, (number, held) in places.items() if held == members}
-        yield Team(shapes if len(members) == dp_size else _whole_model(shapes, expert_rank), mine, len(members), group)
+        own_ranks = {number: ranks[rank] for rank, (number, held) in places.items() if held == members}
+        yield Team(shapes if len(members) == dp_size else _whole_model(shapes, expert_rank), own_ranks, len(members), group)
 
 
 def _whole_model(shapes: Mapping[str, Index], expert_rank: int) -> dict[str, Index]:
@@ -115,7 +115,7 @@ def _whole_model(shapes: Mapping[str, Index], expert_rank: int) -> dict[str, Ind
 
 def expert_optimizers(files: Listing, mp: int, head: ModelFile, weights: list[StoredTensor], reading: Reading) -> list[StoredTensor]:
     """States of optimizers without ZeRO: each expert parallel rank has a file with those of its experts and of all shared parameters."""
-    found: dict[str, StoredTensor] = {}
+    states: dict[str, StoredTensor] = {}
     paths: dict[int, Path] = {rank: path for (of, rank), path in sorted(files.expert_optimizer.items()) if of == mp}
     size = max(paths) + 1
     shared = [tensor for tensor in weights if tensor.name in head.weights]
@@ -124,13 +124,15 @@ def expert_optimizers(files: Listing, mp: int, head: ModelFile, weights: list[St
         tree = reading.tree(path)
         if tree is None:
             continue
-        mine = [tensor for tensor in experts if _rank_of(tensor.name, experts, size) == rank]
-        for tensor in read_unpartitioned_states(tree.get("optimizer"), [*shared, *mine], head.values, reading.notes if not found else []):
-            if tensor.key in found:
-                found[tensor.key] = replace(found[tensor.key], copies=(*found[tensor.key].copies, *tensor.boxes))
+        own_experts = [tensor for tensor in experts if _rank_of(tensor.name, experts, size) == rank]
+        for tensor in read_unpartitioned_states(
+            tree.get("optimizer"), [*shared, *own_experts], head.values, reading.notes if not states else []
+        ):
+            if tensor.key in states:
+                states[tensor.key] = replace(states[tensor.key], copies=(*states[tensor.key].copies, *tensor.boxes))
             else:
-                found[tensor.key] = tensor
-    return list(found.values())
+                states[tensor.key] = tensor
+    return list(states.values())
 
 
 def stack_experts(tensors: Mapping[str, StoredTensor]) -> dict[str, StoredTensor]:

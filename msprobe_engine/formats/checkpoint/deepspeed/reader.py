@@ -61,24 +61,24 @@ def read_checkpoint(path: Path, trust: Collection[str] = ()) -> Checkpoint:
     optimized = {name: numel for part in readable.values() for name, numel in part.count_optimized_elements().items()}
     layers = _layer_weights(files, optimized, path, reading) if pipeline else {}
     for mp, part in readable.items():
-        mine = [pieces[mp % tp_size][0] for pieces in layers.values() if mp % tp_size in pieces]
-        part.fill(files, stage, dp_size, mine, reading)
+        own_layers = [pieces[mp % tp_size][0] for pieces in layers.values() if mp % tp_size in pieces]
+        part.fill(files, stage, dp_size, own_layers, reading)
     tensors = over_ranks(readable, layers, tp_size, cuts_of(head.parallel, reading.notes), reading)
     if stage < 3 and not files.experts:
         reading.problems += without_weights(path, optimized, tensors)
 
-    found = Checkpoint(path, f"DeepSpeed ZeRO {stage}" if stage else "DeepSpeed", files=reading.files)
+    checkpoint = Checkpoint(path, f"DeepSpeed ZeRO {stage}" if stage else "DeepSpeed", files=reading.files)
     for tensor in (*tensors.values(), *extras(head)):
-        found.add(tensor)
-    found.values = {**head.values, **(ranks[0].values | counters(ranks[0]) if ranks else {})}
-    found.facts = head.facts()
+        checkpoint.add(tensor)
+    checkpoint.values = {**head.values, **(ranks[0].values | counters(ranks[0]) if ranks else {})}
+    checkpoint.facts = head.facts()
     if stage == 3 and (dtype := trained_in(head)) is not None:
         reading.notes.append(f"ZeRO 3 saves no weights in {dtype}: the float32 copies of the optimizer stand for them")
-        found.facts["stored_for"] = dtype
+        checkpoint.facts["stored_for"] = dtype
     if files.other:
         reading.notes.append(f"{len(files.other)} files of other kinds were passed over: {some(files.other)}")
-    found.notes, found.problems = list(dict.fromkeys(reading.notes)), reading.problems
-    return found
+    checkpoint.notes, checkpoint.problems = list(dict.fromkeys(reading.notes)), reading.problems
+    return checkpoint
 
 
 def _stage(files: Listing, parts: Mapping[int, Part], head: ModelFile) -> int:

@@ -105,9 +105,9 @@ def _by_name(name: str) -> Cut:
 
 def is_gated(name: str, shapes: Mapping[str, Index]) -> bool:
     """Whether a first linear layer holds gate and up: it has twice as many rows as the second has columns (on every rank)."""
-    first = _weight(name)
-    second = first.replace("linear_fc1", "linear_fc2").replace("dense_h_to_4h", "dense_4h_to_h")
-    return first in shapes and second in shapes and len(shapes[second]) == 2 and shapes[first][0] == 2 * shapes[second][1]
+    fc1 = _weight(name)
+    fc2 = fc1.replace("linear_fc1", "linear_fc2").replace("dense_h_to_4h", "dense_4h_to_h")
+    return fc1 in shapes and fc2 in shapes and len(shapes[fc2]) == 2 and shapes[fc1][0] == 2 * shapes[fc2][1]
 
 
 def _weight(name: str) -> str:

@@ -252,8 +252,8 @@ def distributed_states(
                 f"{path}: was written before Megatron put the buckets of a buffer together; optimizer states are not compared"
             )
             continue
-        mine = [parameter for parameter in everything if not out.experts_apart or is_expert(parameter.name) == (number > 0)]
-        expected = list(dict.fromkeys((parameter.key[0], parameter.dtype) for parameter in mine))
+        own_parameters = [parameter for parameter in everything if not out.experts_apart or is_expert(parameter.name) == (number > 0)]
+        expected = list(dict.fromkeys((parameter.key[0], parameter.dtype) for parameter in own_parameters))
         buffers = [
             (str(index), kinds, held)
             for index, by_kind in sorted((k, v) for k, v in part.items() if isinstance(k, int) and isinstance(v, dict))
@@ -266,7 +266,7 @@ def distributed_states(
             )
             continue
         for (chunk, dtype), (index, kinds, held) in zip(expected, buffers, strict=True):
-            members = [parameter for parameter in mine if parameter.key[0] == chunk and parameter.dtype == dtype][::-1]
+            members = [parameter for parameter in own_parameters if parameter.key[0] == chunk and parameter.dtype == dtype][::-1]
             _from_buffer(f"{path}: buffer {index}", dtype, kinds, held, members, alone, bucket_sizes, out)
 
 

@@ -255,7 +255,9 @@ def _merge_ranks(tag: str, pieces: Mapping[int, Held], layout: Layout | None, pr
     copies: list[Box] = []
     for rank in ranks:
         offsets = tuple(number * size for number, size in zip(layout.piece(rank), first.shape))
-        placed = tuple(replace(box, offsets=tuple(a + b for a, b in zip(box.offsets, offsets))) for box in pieces[rank].boxes)
+        placed = tuple(
+            replace(box, offsets=tuple(inner + outer for inner, outer in zip(box.offsets, offsets))) for box in pieces[rank].boxes
+        )
         if offsets in boxes:
             copies += placed
         else:

@@ -160,21 +160,21 @@ class Buckets:
 
         Model chunks are gone through in the order of the layers: chunk 0 of all stages, chunk 1 of all stages.
         """
-        found: list[tuple[str, int, bool, dict[str, StoredTensor]]] = []
+        states: list[tuple[str, int, bool, dict[str, StoredTensor]]] = []
         for part in sorted({key.part for key in self.buckets}):
-            mine = {key: tensor for key, tensor in self.buckets.items() if key.part == part}
-            kinds = sorted({(key.rank, key.buffer, key.kind) for key in mine})
+            own_buckets = {key: tensor for key, tensor in self.buckets.items() if key.part == part}
+            kinds = sorted({(key.rank, key.buffer, key.kind) for key in own_buckets})
             inner = self.sizes.tp if part == 0 else self.sizes.etp * self.sizes.ep
-            first = [(buffer, kind) for rank, buffer, kind in kinds if rank == 0]
-            chunks = max(1, len(first) // len({kind for _, kind in first}))
-            found += self._of_part(part, mine, inner, chunks, kinds)
-        return found
+            first_rank = [(buffer, kind) for rank, buffer, kind in kinds if rank == 0]
+            chunks = max(1, len(first_rank) // len({kind for _, kind in first_rank}))
+            states += self._of_part(part, own_buckets, inner, chunks, kinds)
+        return states
 
     def _of_part(
-        self, part: int, mine: Mapping[BucketKey, StoredTensor], inner: int, chunks: int, kinds: Sequence[tuple[int, int, str]]
+        self, part: int, own_buckets: Mapping[BucketKey, StoredTensor], inner: int, chunks: int, kinds: Sequence[tuple[int, int, str]]
     ) -> list[tuple[str, int, bool, dict[str, StoredTensor]]]:
-        at: dict[str, int] = {}
-        found: list[tuple[str, int, bool, dict[str, StoredTensor]]] = []
+        offsets: dict[str, int] = {}
+        states_of: list[tuple[str, int, bool, dict[str, StoredTensor]]] = []
         for chunk in range(chunks):
             for stage in range(self.sizes.pp):
                 taken: dict[str, int] = {}
@@ -183,14 +183,14 @@ class Buckets:
                     buffers = [(buffer, kind) for r, buffer, kind in kinds if r == rank]
                     per_chunk = max(1, len(buffers) // chunks)
                     for buffer, kind in buffers[chunk * per_chunk : (chunk + 1) * per_chunk]:
-                        states = {k: v for k, v in mine.items() if (k.rank, k.buffer, k.kind) == (rank, buffer, kind)}
+                        states = {k: v for k, v in own_buckets.items() if (k.rank, k.buffer, k.kind) == (rank, buffer, kind)}
                         ends = (stage == 0 and chunk == 0, stage == self.sizes.pp - 1 and chunk == chunks - 1)
-                        names, layout, counts = self._fit(part, kind, states, ends, at, place)
+                        names, layout, counts = self._fit(part, kind, states, ends, offsets, place)
                         taken |= {root: max(taken.get(root, 0), count) for root, count in counts.items()}
-                        found += self._cut_out(names, layout, states, place % (self.sizes.tp if part == 0 else self.sizes.etp))
+                        states_of += self._cut_out(names, layout, states, place % (self.sizes.tp if part == 0 else self.sizes.etp))
                 for root, count in taken.items():
-                    at[root] = at.get(root, 0) + count
-        return found
+                    offsets[root] = offsets.get(root, 0) + count
+        return states_of
 
     def _fit(
         self,

@@ -292,7 +292,7 @@ def in_model_shape(tensor: StoredTensor, shape: Index) -> StoredTensor | None:
             return None
         origin = tuple(place * size for place, size in zip(box.offsets, piece))
         for part in flat(piece, box.offsets[-1], box.sizes[-1], box.file, box.start, width):
-            boxes.append(replace(part, offsets=tuple(a + b for a, b in zip(origin, part.offsets))))
+            boxes.append(replace(part, offsets=tuple(begin + offset for begin, offset in zip(origin, part.offsets))))
     return replace(tensor, shape=shape, boxes=tuple(boxes))
 
 

@@ -100,8 +100,13 @@ def same_layout_python(new: list[Entry], old: list[Entry], slots: Int32, floats:
         return False
     rows: list[int] = []
     scalars: list[float] = []
-    for a, b in zip(new, old):
-        if a.name != b.name or a[2:5] != b[2:5] or not _same_json(a.tags, b.tags, 0) or not _same(a.sections, b.sections, rows, scalars, 0):
+    for new_entry, old_entry in zip(new, old):
+        if (
+            new_entry.name != old_entry.name
+            or new_entry[2:5] != old_entry[2:5]
+            or not _same_json(new_entry.tags, old_entry.tags, 0)
+            or not _same(new_entry.sections, old_entry.sections, rows, scalars, 0)
+        ):
             return False
     if len(rows) != len(slots) or len(scalars) != len(floats):
         return False
@@ -119,38 +124,42 @@ def scalar(json: Any) -> float | None:
     return None
 
 
-def _same(a: Any, b: Any, rows: list[int], scalars: list[float], depth: int) -> bool:
-    if type(a) is not type(b) or depth > MAX_DEPTH:
+def _same(new: Any, old: Any, rows: list[int], scalars: list[float], depth: int) -> bool:
+    if type(new) is not type(old) or depth > MAX_DEPTH:
         return False
-    if isinstance(a, Opaque):
-        value, other = scalar(a.json), scalar(b.json)
+    if isinstance(new, Opaque):
+        value, other = scalar(new.json), scalar(old.json)
         if value is None or other is None:
-            return value is other and _same_json(a.json, b.json, 0)
+            return value is other and _same_json(new.json, old.json, 0)
         scalars.append(value)
         return True
-    if isinstance(a, tuple):
-        rows.append(max(a[0], -1))
-        return bool(a[1] is b[1] or a[1] == b[1])
-    if isinstance(a, list):
-        return len(a) == len(b) and all(_same(x, y, rows, scalars, depth + 1) for x, y in zip(a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_same(x, y, rows, scalars, depth + 1) for x, y in zip(a.values(), b.values()))
-    return _same_json(a, b, depth)
+    if isinstance(new, tuple):
+        rows.append(max(new[0], -1))
+        return bool(new[1] is old[1] or new[1] == old[1])
+    if isinstance(new, list):
+        return len(new) == len(old) and all(_same(new_item, old_item, rows, scalars, depth + 1) for new_item, old_item in zip(new, old))
+    if isinstance(new, dict):
+        return list(new) == list(old) and all(
+            _same(new_item, old_item, rows, scalars, depth + 1) for new_item, old_item in zip(new.values(), old.values())
+        )
+    return _same_json(new, old, depth)
 
 
-def _same_json(a: Any, b: Any, depth: int) -> bool:
+def _same_json(new: Any, old: Any, depth: int) -> bool:
     """Equal as text: 1, 1.0 and True differ, 0.0 and -0.0 differ, NaN equals NaN."""
-    if a is b:
+    if new is old:
         return True
-    if type(a) is not type(b) or depth > MAX_DEPTH:
+    if type(new) is not type(old) or depth > MAX_DEPTH:
         return False
-    if type(a) is float:
-        return struct.pack("d", a) == struct.pack("d", b)
-    if isinstance(a, (list, tuple)):
-        return len(a) == len(b) and all(_same_json(x, y, depth + 1) for x, y in zip(a, b))
-    if isinstance(a, dict):
-        return list(a) == list(b) and all(_same_json(x, y, depth + 1) for x, y in zip(a.values(), b.values()))
-    return bool(a == b)
+    if type(new) is float:
+        return struct.pack("d", new) == struct.pack("d", old)
+    if isinstance(new, (list, tuple)):
+        return len(new) == len(old) and all(_same_json(new_item, old_item, depth + 1) for new_item, old_item in zip(new, old))
+    if isinstance(new, dict):
+        return list(new) == list(old) and all(
+            _same_json(new_item, old_item, depth + 1) for new_item, old_item in zip(new.values(), old.values())
+        )
+    return bool(new == old)
 
 
 def render(template: Template, slots: Int32, rows: Rows, floats: Float64) -> bytes:

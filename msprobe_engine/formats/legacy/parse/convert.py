@@ -171,13 +171,13 @@ class _Conversion:
         jobs: list[tuple[Path, Path]] = []
         for root, directories, files in os.walk(source):
             directories.sort()
-            here = Path(root)
-            below = here.relative_to(source)
-            if here.resolve().name == layout.TENSORS and any(name.endswith(_PACKED) for name in files):
-                jobs.append((here, below))
+            directory = Path(root)
+            below = directory.relative_to(source)
+            if directory.resolve().name == layout.TENSORS and any(name.endswith(_PACKED) for name in files):
+                jobs.append((directory, below))
                 continue
             for name in sorted(files):
-                path = here / name
+                path = directory / name
                 if path.is_symlink():
                     self.done.problems.append(f"{path}: is a link; it is not followed")
                 elif path.suffix.lower() in (*_READERS, _PACKED) or ascend.is_kernel_dump(name):

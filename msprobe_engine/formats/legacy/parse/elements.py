@@ -43,7 +43,7 @@ class Elements(NamedTuple):
         return self.wrong / self.total if self.total else 0.0
 
 
-def compare(left: Array, right: Array, atol: float = 0.001, rtol: float = 0.001, most: int = 20) -> Elements:
+def compare(target: Array, golden: Array, atol: float = 0.001, rtol: float = 0.001, most: int = 20) -> Elements:
     """Compare two arrays of numbers.
 
     Args:
@@ -52,27 +52,35 @@ def compare(left: Array, right: Array, atol: float = 0.001, rtol: float = 0.001,
     Raises:
         UsageError: an array holds no numbers.
     """
-    for array in (left, right):
+    for array in (target, golden):
         check_numbers(array)
-    note = "" if left.shape == right.shape else f"shapes differ: {list(left.shape)} and {list(right.shape)}"
-    if left.size != right.size:
+    note = "" if target.shape == golden.shape else f"shapes differ: {list(target.shape)} and {list(golden.shape)}"
+    if target.size != golden.size:
         note += "; the shorter one is filled up with zeros"
     sums = np.zeros(3, np.float64)
     wrong = 0
     errors: list[Line] = []
     top: list[Line] = []
-    for start, a, b in _blocks(left.reshape(-1), right.reshape(-1)):
+    for start, target_block, golden_block in _blocks(target.reshape(-1), golden.reshape(-1)):
         with np.errstate(all="ignore"):
-            x, y = wide(a), wide(b)
-            difference = np.abs(x - y)
-            bad = ~((x == y) | (difference <= atol + rtol * np.abs(y)) | (np.isnan(x) & np.isnan(y)))
-            bad |= (np.isinf(x) | np.isinf(y)) & (x != y)
-            sums += (np.vdot(x, y).real, np.vdot(x, x).real, np.vdot(y, y).real)
+            target_values, golden_values = wide(target_block), wide(golden_block)
+            difference = np.abs(target_values - golden_values)
+            bad = ~(
+                (target_values == golden_values)
+                | (difference <= atol + rtol * np.abs(golden_values))
+                | (np.isnan(target_values) & np.isnan(golden_values))
+            )
+            bad |= (np.isinf(target_values) | np.isinf(golden_values)) & (target_values != golden_values)
+            sums += (
+                np.vdot(target_values, golden_values).real,
+                np.vdot(target_values, target_values).real,
+                np.vdot(golden_values, golden_values).real,
+            )
         wrong += int(bad.sum())
-        errors += _lines(np.flatnonzero(bad)[: most - len(errors)], start, a, b, difference)
-        top += _lines(np.arange(min(most - len(top), len(a))), start, a, b, difference)
+        errors += _lines(np.flatnonzero(bad)[: most - len(errors)], start, target_block, golden_block, difference)
+        top += _lines(np.arange(min(most - len(top), len(target_block))), start, target_block, golden_block, difference)
     size = float(np.sqrt(sums[1]) * np.sqrt(sums[2]))
-    return Elements(max(left.size, right.size), wrong, float(sums[0]) / size if size != 0 else None, errors, top, note)
+    return Elements(max(target.size, golden.size), wrong, float(sums[0]) / size if size != 0 else None, errors, top, note)
 
 
 class Row(NamedTuple):
@@ -85,30 +93,30 @@ class Row(NamedTuple):
     relative: float
 
 
-def summary(left: Array, right: Array) -> Row:
+def summary(target: Array, golden: Array) -> Row:
     """Means, equal bytes, largest absolute error and largest error relative to the right side, in float64; a zero there counts as the
     rounding unit of its type, as in the existing tool.
 
     Raises:
         UsageError: an array holds no numbers or nothing, or the shapes or types differ.
     """
-    for array in (left, right):
+    for array in (target, golden):
         check_numbers(array)
-    if left.shape != right.shape or left.dtype != right.dtype:
-        raise UsageError(f"{left.dtype} {list(left.shape)} and {right.dtype} {list(right.shape)} cannot be compared")
-    if not left.size:
+    if target.shape != golden.shape or target.dtype != golden.dtype:
+        raise UsageError(f"{target.dtype} {list(target.shape)} and {golden.dtype} {list(golden.shape)} cannot be compared")
+    if not target.size:
         raise UsageError("both are empty")
-    unit = float(np.finfo(left.dtype if left.dtype.kind in "fc" else np.float64).eps)
+    unit = float(np.finfo(target.dtype if target.dtype.kind in "fc" else np.float64).eps)
     absolute = relative = 0.0
-    for _, a, b in _blocks(left.reshape(-1), right.reshape(-1)):
+    for _, target_block, golden_block in _blocks(target.reshape(-1), golden.reshape(-1)):
         with np.errstate(all="ignore"):
-            x, y = wide(a), wide(b)
-            difference = np.where(x == y, 0.0, np.abs(x - y))
+            target_values, golden_values = wide(target_block), wide(golden_block)
+            difference = np.where(target_values == golden_values, 0.0, np.abs(target_values - golden_values))
             absolute = float(np.maximum(absolute, difference.max()))
-            relative = float(np.maximum(relative, (difference / np.where(y == 0, unit, np.abs(y))).max()))
+            relative = float(np.maximum(relative, (difference / np.where(golden_values == 0, unit, np.abs(golden_values))).max()))
     with np.errstate(all="ignore"):
-        mean, bench_mean = (float(wide(array).mean().real) for array in (left, right))
-    return Row(mean, bench_mean, checksum(left) == checksum(right), absolute, relative)
+        mean, bench_mean = (float(wide(array).mean().real) for array in (target, golden))
+    return Row(mean, bench_mean, checksum(target) == checksum(golden), absolute, relative)
 
 
 def checksum(array: Array) -> int:
@@ -128,16 +136,16 @@ def wide(array: Array) -> npt.NDArray[np.float64] | npt.NDArray[np.complex128]:
     return array.astype(np.complex128 if array.dtype.kind == "c" else np.float64)
 
 
-def _blocks(a: Array, b: Array) -> Iterator[tuple[int, Array, Array]]:
-    for start in range(0, max(len(a), len(b)), _BLOCK):
-        x, y = a[start : start + _BLOCK], b[start : start + _BLOCK]
-        size = max(len(x), len(y))
-        yield start, _pad_with_zeros(x, size), _pad_with_zeros(y, size)
+def _blocks(target: Array, golden: Array) -> Iterator[tuple[int, Array, Array]]:
+    for start in range(0, max(len(target), len(golden)), _BLOCK):
+        target_block, golden_block = target[start : start + _BLOCK], golden[start : start + _BLOCK]
+        size = max(len(target_block), len(golden_block))
+        yield start, _pad_with_zeros(target_block, size), _pad_with_zeros(golden_block, size)
 
 
 def _pad_with_zeros(part: Array, size: int) -> Array:
     return part if len(part) == size else np.concatenate((part, np.zeros(size - len(part), part.dtype)))
 
 
-def _lines(at: npt.NDArray[np.intp], start: int, a: Array, b: Array, difference: Array) -> list[Line]:
-    return [(start + int(i), a[i], b[i], difference[i]) for i in at]
+def _lines(positions: npt.NDArray[np.intp], start: int, target: Array, golden: Array, difference: Array) -> list[Line]:
+    return [(start + int(i), target[i], golden[i], difference[i]) for i in positions]

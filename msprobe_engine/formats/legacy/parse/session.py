@@ -136,24 +136,24 @@ class Session(cmd.Cmd):
         self._text(array, args.path)
 
     def _cn(self, args: argparse.Namespace) -> None:
-        left, right = _array(args.my_dump_path), _array(args.golden_dump_path)
+        target, golden = _array(args.my_dump_path), _array(args.golden_dump_path)
         if args.save:
-            self._text(left, args.my_dump_path)
-            self._text(right, args.golden_dump_path)
-        found = elements.compare(left, right, args.atol, args.rtol, args.count)
-        for title, lines in (("Error Item Table", found.errors), ("Top Item Table", found.top)):
+            self._text(target, args.my_dump_path)
+            self._text(golden, args.golden_dump_path)
+        compared = elements.compare(target, golden, args.atol, args.rtol, args.count)
+        for title, lines in (("Error Item Table", compared.errors), ("Top Item Table", compared.top)):
             self._print_text(f"{title}\n{'Index':>10}  {'Left':>16}  {'Right':>16}  {'Diff':>16}")
-            for index, a, b, difference in lines:
-                self._print_text(f"{index:10}  {a!s:>16}  {b!s:>16}  {difference!s:>16}")
-        if found.note:
-            self._print_text(f"warning: {found.note}")
-        for word, path, array in (("Left", args.my_dump_path, left), ("Right", args.golden_dump_path, right)):
+            for index, target_value, golden_value, difference in lines:
+                self._print_text(f"{index:10}  {target_value!s:>16}  {golden_value!s:>16}  {difference!s:>16}")
+        if compared.note:
+            self._print_text(f"warning: {compared.note}")
+        for word, path, array in (("Left", args.my_dump_path, target), ("Right", args.golden_dump_path, golden)):
             self._print_text(
                 f"{word}:\n  NpyFile: {path}" + (f"\n  TxtFile: {path}.txt" if args.save else "") + f"\n  NpySpec: {_spec(array)}"
             )
-        cosine = "a side is all zeros" if found.cosine is None else found.cosine
-        self._print_text(f"NumCnt:   {found.total}\nAllClose: {found.wrong == 0}\nCosSim:   {cosine}")
-        self._print_text(f"ErrorPer: {found.share}  (rl= {args.rtol}, al= {args.atol})")
+        cosine = "a side is all zeros" if compared.cosine is None else compared.cosine
+        self._print_text(f"NumCnt:   {compared.total}\nAllClose: {compared.wrong == 0}\nCosSim:   {cosine}")
+        self._print_text(f"ErrorPer: {compared.share}  (rl= {args.rtol}, al= {args.atol})")
 
     def _cad(self, args: argparse.Namespace) -> None:
         source, script = _there(args.my_dump_path), ascend.find_script(args.msaccucmp_path)
@@ -203,7 +203,7 @@ class Session(cmd.Cmd):
             return
         rows = array.reshape(-1, array.shape[-1]) if array.ndim and array.size else array.reshape(-1, 1)
         with guard_writing(target, "name another place"):
-            write_plain(target, [b"".join(" ".join(f"{x:g}" for x in row).encode() + b"\n" for row in rows.tolist())])
+            write_plain(target, [b"".join(" ".join(f"{number:g}" for number in row).encode() + b"\n" for row in rows.tolist())])
 
 
 def _positive(kind: type[int] | type[float]) -> Callable[[str], float]:
@@ -230,11 +230,11 @@ def _files(root: Path) -> Iterator[Path]:
     if root.is_file():
         yield root
         return
-    for here, directories, files in os.walk(root):
+    for directory, directories, files in os.walk(root):
         directories.sort()
-        if len(Path(here).relative_to(root).parts) >= _DEEPEST:
+        if len(Path(directory).relative_to(root).parts) >= _DEEPEST:
             directories.clear()
-        yield from (Path(here) / name for name in sorted(files))
+        yield from (Path(directory) / name for name in sorted(files))
 
 
 def _make_directory(path: Path) -> Path:
@@ -280,15 +280,15 @@ def compare_directories(target: Path, golden: Path, output: Path) -> tuple[Path,
     """
     problems: list[str] = []
     lines = [",".join(COLUMNS)]
-    for a, b in _pairs(target, golden, problems):
-        cells: list[str] = [a.name if a else "", b.name if b else "", *[""] * 5]
-        if a and b:
+    for target_file, golden_file in _pairs(target, golden, problems):
+        cells: list[str] = [target_file.name if target_file else "", golden_file.name if golden_file else "", *[""] * 5]
+        if target_file and golden_file:
             try:
-                cells[2:] = map(str, summary(load_numpy(a), load_numpy(b)))
+                cells[2:] = map(str, summary(load_numpy(target_file), load_numpy(golden_file)))
             except ProbeError as error:
-                problems.append(f"{a} and {b}: {error}")
+                problems.append(f"{target_file} and {golden_file}: {error}")
         else:
-            problems.append(f"{a or b}: the other side has no such file")
+            problems.append(f"{target_file or golden_file}: the other side has no such file")
         lines.append(",".join(map(safe_cell, cells)))
     path = output / f"batch_compare_{int(time.time())}.csv"
     with guard_writing(path, "name another directory with -out"):

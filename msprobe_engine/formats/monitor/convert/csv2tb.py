@@ -150,8 +150,8 @@ def write_table(table: Table, directory: Path) -> None:
     file = EventFile(directory, "csv2tb", "csv2tensorboard_by_step")
     try:
         cuts = np.flatnonzero(np.diff(steps, prepend=np.int64(-1), append=np.int64(-1)))
-        for a, b in zip(cuts.tolist(), cuts[1:].tolist()):
-            file.append(int(steps[a]), [tag for row in ids[a:b] for tag in tags[row]], values[a:b].ravel())
+        for begin, end in zip(cuts.tolist(), cuts[1:].tolist()):
+            file.append(int(steps[begin]), [tag for row in ids[begin:end] for tag in tags[row]], values[begin:end].ravel())
     finally:
         file.close()
 

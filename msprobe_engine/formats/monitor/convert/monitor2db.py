@@ -193,8 +193,10 @@ def _convert(run: Run, database: TrendDatabase, options: Options, done: Imported
             info = {key: value for key, value in run.info(rank).items() if key != "losses"}  # no such file lies beside what is made here
             database.set_info(rank, json_text(info))
             scalars = run.scalars(rank).items()
-            database.add_scalars(rank, ((s, name, v) for name, x in scalars for s, v in zip(x.steps.tolist(), x.values.tolist())))
-            database.replace_alerts(rank, ((int(a["step"]), json_text(a)) for a in run.alerts(rank)))
+            database.add_scalars(
+                rank, ((step, name, v) for name, series in scalars for step, v in zip(series.steps.tolist(), series.values.tolist()))
+            )
+            database.replace_alerts(rank, ((int(alert["step"]), json_text(alert)) for alert in run.alerts(rank)))
 
 
 def _add(database: TrendDatabase, rank: int, family: str, table: Table, axis: _Axis | None, options: Options) -> int:
@@ -212,10 +214,10 @@ def _add(database: TrendDatabase, rank: int, family: str, table: Table, axis: _A
     targets = np.array([where[key][1] for key in places], np.int64)
     written = 0
     for metric in dict.fromkeys(metrics.tolist()):
-        mine = np.flatnonzero(metrics[table.ids] == metric)
-        mine = mine[np.lexsort((targets[table.ids[mine]], steps[mine]))]  # the order of the table on disk
-        values = {op: v[mine] for op, v in table.values.items()}
-        written += database.add(rank, metric, steps[mine], targets[table.ids[mine]].tolist(), values)
+        own_rows = np.flatnonzero(metrics[table.ids] == metric)
+        own_rows = own_rows[np.lexsort((targets[table.ids[own_rows]], steps[own_rows]))]  # the order of the table on disk
+        values = {op: column[own_rows] for op, column in table.values.items()}
+        written += database.add(rank, metric, steps[own_rows], targets[table.ids[own_rows]].tolist(), values)
     return written
 
 

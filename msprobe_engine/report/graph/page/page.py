@@ -204,7 +204,7 @@ class PageWriter:
             "worst": largest if math.isfinite(largest) else "inf",
             "unmatched": [int(np.count_nonzero(node_flags & UNMATCHED)) for node_flags in (flags, golden_flags)],
             "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
-            "problems": [both(node_flags) for node_flags in (*target.problems, *golden.problems)],
+            "problems": [both(problem) for problem in (*target.problems, *golden.problems)],
         }
 
     def _side(self, name: str, graph: Graph, order: Order, island: bytes, blocks: Iterator[bytes]) -> None:

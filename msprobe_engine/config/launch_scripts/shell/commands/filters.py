@@ -45,16 +45,16 @@ def _characters(text: str) -> str | None:
 def _tr(words: list[str], text: str) -> str | None:
     option = words.pop(0) if words and words[0] in ("-d", "-s") else ""
     sets = [_characters(word) for word in words]
-    if any(one is None for one in sets) or len(sets) != (1 if option else 2) or not all(sets):
+    if any(characters is None for characters in sets) or len(sets) != (1 if option else 2) or not all(sets):
         return None
-    first = sets[0] or ""
+    source = sets[0] or ""
     if option == "-d":
-        return text.translate({ord(c): None for c in first})
+        return text.translate({ord(c): None for c in source})
     if option == "-s":
-        return re.sub(f"([{re.escape(first)}])\\1+", r"\1", text)
-    second = sets[1] or ""
-    second += second[-1] * max(0, len(first) - len(second))
-    return text.translate({ord(a): b for a, b in reversed(list(zip(first, second)))})
+        return re.sub(f"([{re.escape(source)}])\\1+", r"\1", text)
+    replacement = sets[1] or ""
+    replacement += replacement[-1] * max(0, len(source) - len(replacement))
+    return text.translate({ord(old): new for old, new in reversed(list(zip(source, replacement)))})
 
 
 def _wc(words: list[str], text: str) -> str | None:

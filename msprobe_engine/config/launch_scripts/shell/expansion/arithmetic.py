@@ -92,13 +92,13 @@ class _Sum:
             return condition
         get, put = self._get, self._put
         self._put = put if condition else _ignore_assignment
-        first = self._assignment()
+        if_true = self._assignment()
         if not self._next_of(":"):
             raise SumError("':' is missing")
         self._put = _ignore_assignment if condition else put
-        second = self._assignment()
+        if_false = self._assignment()
         self._get, self._put = get, put
-        return first if condition else second
+        return if_true if condition else if_false
 
     def _binary(self, level: int) -> int:
         if level == len(_BINARY):
@@ -187,28 +187,28 @@ def _number(token: str) -> int:
         raise SumError(f"'{token[:40]}' is no number") from None
 
 
-def _apply_operator(operator: str, a: int, b: int) -> int:
+def _apply_operator(operator: str, left: int, right: int) -> int:
     if operator in ("/", "%"):
-        if b == 0:
+        if right == 0:
             raise SumError("division by zero")
-        quotient = abs(a) // abs(b) * (1 if (a < 0) == (b < 0) else -1)
-        return wrap_to_64_bits(quotient if operator == "/" else a - b * quotient)
+        quotient = abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1)
+        return wrap_to_64_bits(quotient if operator == "/" else left - right * quotient)
     results: dict[str, Callable[[], int]] = {
-        "||": lambda: int(bool(a) or bool(b)),
-        "&&": lambda: int(bool(a) and bool(b)),
-        "|": lambda: a | b,
-        "^": lambda: a ^ b,
-        "&": lambda: a & b,
-        "==": lambda: int(a == b),
-        "!=": lambda: int(a != b),
-        "<=": lambda: int(a <= b),
-        ">=": lambda: int(a >= b),
-        "<": lambda: int(a < b),
-        ">": lambda: int(a > b),
-        "<<": lambda: a << (b % 64),
-        ">>": lambda: a >> (b % 64),
-        "+": lambda: a + b,
-        "-": lambda: a - b,
-        "*": lambda: a * b,
+        "||": lambda: int(bool(left) or bool(right)),
+        "&&": lambda: int(bool(left) and bool(right)),
+        "|": lambda: left | right,
+        "^": lambda: left ^ right,
+        "&": lambda: left & right,
+        "==": lambda: int(left == right),
+        "!=": lambda: int(left != right),
+        "<=": lambda: int(left <= right),
+        ">=": lambda: int(left >= right),
+        "<": lambda: int(left < right),
+        ">": lambda: int(left > right),
+        "<<": lambda: left << (right % 64),
+        ">>": lambda: left >> (right % 64),
+        "+": lambda: left + right,
+        "-": lambda: left - right,
+        "*": lambda: left * right,
     }
     return wrap_to_64_bits(results[operator]())

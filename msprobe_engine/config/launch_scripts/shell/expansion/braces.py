@@ -43,31 +43,31 @@ def _word(items: list[tuple[_Item, int]], line: int) -> Word:
     return Word(tuple(parts), line)
 
 
-def _expand(items: list[tuple[_Item, int]], left: list[int]) -> list[list[tuple[_Item, int]]] | None:
+def _expand(items: list[tuple[_Item, int]], budget: list[int]) -> list[list[tuple[_Item, int]]] | None:
     start = 0
-    while (found := _group(items, start)) is not None:
-        begin, commas, end = found
+    while (group := _group(items, start)) is not None:
+        begin, commas, end = group
         inner = items[begin + 1 : end]
-        at = items[begin][1]
+        position = items[begin][1]
         choices: list[list[tuple[_Item, int]]] | None
         if commas:
             edges = [begin, *commas, end]
             choices = []
-            for a, b in pairwise(edges):
-                parts = _expand(items[a + 1 : b], left)
+            for begin_edge, end_edge in pairwise(edges):
+                parts = _expand(items[begin_edge + 1 : end_edge], budget)
                 if parts is None:
                     return None
                 choices.extend(parts)
         else:
-            choices = _range("".join(item if isinstance(item, str) else " " for item, _ in inner), at)
+            choices = _range("".join(item if isinstance(item, str) else " " for item, _ in inner), position)
             if choices is None:
                 start = begin + 1
                 continue
-        rests = _expand(items[end + 1 :], left)
+        rests = _expand(items[end + 1 :], budget)
         if rests is None:
             return None
-        left[0] -= len(choices) * len(rests)
-        if left[0] < 0:
+        budget[0] -= len(choices) * len(rests)
+        if budget[0] < 0:
             return None
         return [items[:begin] + choice + rest for choice in choices for rest in rests]
     return [items]
