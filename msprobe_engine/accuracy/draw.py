@@ -84,14 +84,14 @@ def draw(item: Mapping[str, Any], seed_text: str, purpose: str = PLAIN, axis: in
     rng = np.random.Generator(np.random.SFC64(int.from_bytes(digest[:16], "little")))
     if count == 0:
         return np.empty(shape, kind)
-    found = statistics(item, count)
+    stats = statistics(item, count)
     if kind.kind == "b":
-        return _booleans(rng, shape, found, purpose)
+        return _booleans(rng, shape, stats, purpose)
     if kind.kind == "c":
-        return _complex(rng, count, found).reshape(shape).astype(kind)
+        return _complex(rng, count, stats).reshape(shape).astype(kind)
     if kind.kind in "iu":
-        return _integers(rng, shape, found, kind, purpose, axis)
-    values = _floats(rng, shape, found)
+        return _integers(rng, shape, stats, kind, purpose, axis)
+    values = _floats(rng, shape, stats)
     values = _shape_for_purpose(values, purpose)
     with np.errstate(over="ignore"):
         return values.astype(kind)
@@ -181,27 +181,27 @@ def _range(found: Statistics) -> tuple[float | int, float | int]:
     return low, high
 
 
-def _floats(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics) -> Floats:
+def _floats(rng: np.random.Generator, shape: tuple[int, ...], stats: Statistics) -> Floats:
     count = math.prod(shape)
-    if found.zeroed:
+    if stats.zeroed:
         return np.zeros(shape)
-    low, high = (float(n) for n in _range(found))
-    special = found.nans + found.positive + found.negative
+    low, high = (float(n) for n in _range(stats))
+    special = stats.nans + stats.positive + stats.negative
     if special == 0:
-        pattern = build_position_rows(shape, *found[:4])
+        pattern = build_position_rows(shape, *stats[:4])
         if pattern is not None:
             return pattern
-        return moments(rng, count, low, high, _mean(found, low, high), found.norm).reshape(shape)
+        return moments(rng, count, low, high, _mean(stats, low, high), stats.norm).reshape(shape)
     out = np.empty(count)
     places = _places(rng, shape, special)
     rest = np.ones(count, bool)
     rest[places] = False
-    out[rest] = moments(rng, count - special, low, high, _mean(found, low, high), None)
-    if found.nans and found.positive + found.negative:
+    out[rest] = moments(rng, count - special, low, high, _mean(stats, low, high), None)
+    if stats.nans and stats.positive + stats.negative:
         rng.shuffle(places)
-    out[places[: found.nans]] = math.nan
-    out[places[found.nans : found.nans + found.positive]] = math.inf
-    out[places[found.nans + found.positive :]] = -math.inf
+    out[places[: stats.nans]] = math.nan
+    out[places[stats.nans : stats.nans + stats.positive]] = math.inf
+    out[places[stats.nans + stats.positive :]] = -math.inf
     return out.reshape(shape)
 
 
@@ -226,8 +226,8 @@ def _places(rng: np.random.Generator, shape: tuple[int, ...], special: int) -> n
     rows = count // length
     rank = np.argsort(rng.random((rows, length)), axis=1, kind="stable") if count <= POOL else None
     if rank is None:
-        found: npt.NDArray[np.int64] = rng.choice(count, special, replace=False)
-        return found
+        places: npt.NDArray[np.int64] = rng.choice(count, special, replace=False)
+        return places
     quota = np.full(rows, special // rows)
     quota[rng.permutation(rows)[: special % rows]] += 1
     chosen = np.zeros((rows, length), bool)
@@ -262,14 +262,14 @@ def _complex(rng: np.random.Generator, count: int, found: Statistics) -> npt.NDA
     return np.asarray(values)
 
 
-def _booleans(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics, purpose: str) -> Array:
-    low, high = bool(found.low), bool(found.high) if found.high is not None else True
-    if found.low is not None and low == high:
+def _booleans(rng: np.random.Generator, shape: tuple[int, ...], stats: Statistics, purpose: str) -> Array:
+    low, high = bool(stats.low), bool(stats.high) if stats.high is not None else True
+    if stats.low is not None and low == high:
         return np.full(shape, high)
-    if purpose in (KEEP, DROP) and len(shape) >= 2 and shape[-1] == shape[-2] > 1 and found.mean is None:
+    if purpose in (KEEP, DROP) and len(shape) >= 2 and shape[-1] == shape[-2] > 1 and stats.mean is None:
         mask = np.broadcast_to(_causal(shape[-2], shape[-1]), shape)
         return np.array(mask if purpose == DROP else ~mask)
-    share = found.mean if found.mean is not None and 0 <= found.mean <= 1 else 0.5
+    share = stats.mean if stats.mean is not None and 0 <= stats.mean <= 1 else 0.5
     count = math.prod(shape)
     flat = np.zeros(count, bool)
     flat[: min(max(round(share * count), 1), count - 1) if count > 1 else 1] = True
@@ -280,31 +280,31 @@ def _booleans(rng: np.random.Generator, shape: tuple[int, ...], found: Statistic
     return values
 
 
-def _integers(rng: np.random.Generator, shape: tuple[int, ...], found: Statistics, kind: np.dtype[Any], purpose: str, axis: int) -> Array:
+def _integers(rng: np.random.Generator, shape: tuple[int, ...], stats: Statistics, kind: np.dtype[Any], purpose: str, axis: int) -> Array:
     limits = np.iinfo(kind)
-    if found.zeroed or (found.low is None and found.high is None):
+    if stats.zeroed or (stats.low is None and stats.high is None):
         return np.zeros(shape, kind)  # an index that is always there
-    low, high = (min(max(int(n), int(limits.min)), int(limits.max)) for n in _range(found))
+    low, high = (min(max(int(n), int(limits.min)), int(limits.max)) for n in _range(stats))
     count = math.prod(shape)
     if purpose == CLASSES and low < 0 <= high:
-        return _classes(rng, shape, low, high, found.mean).astype(kind)
+        return _classes(rng, shape, low, high, stats.mean).astype(kind)
     if purpose == UNIQUE:
         unique = _unique(rng, shape, low, high, axis)
         if unique is not None:
             return unique.astype(kind)
-    if (pattern := build_position_rows(shape, *found[:4])) is not None and purpose != SORTED:
+    if (pattern := build_position_rows(shape, *stats[:4])) is not None and purpose != SORTED:
         return pattern.astype(kind)
     if purpose == DISTINCT and shape:
         distinct = _unique(rng, (count,), low, high, 0)
         if distinct is not None:
             return distinct.reshape(shape).astype(kind)
-    unit = moments(rng, count, float(low), float(high), found.mean, found.norm)
+    unit = moments(rng, count, float(low), float(high), stats.mean, stats.norm)
     span = high - low
     steps = np.rint(unit - low) if span < 1 << 52 else (unit - low)
     steps = np.clip(steps, 0, float(span))
     if span < 1 << 52:
         values = steps.astype(np.int64)
-        _to_sum(rng, values, span, None if found.mean is None else round(found.mean * count) - low * count)
+        _to_sum(rng, values, span, None if stats.mean is None else round(stats.mean * count) - low * count)
         out: Array = values + low if limits.min < 0 else values.astype(np.uint64) + np.uint64(low)
     else:  # distances of up to 2^64: numbers that wrap around
         large = np.minimum(steps, 2.0**64 - 2048).astype(np.uint64)
@@ -362,8 +362,8 @@ def _unique(rng: np.random.Generator, shape: tuple[int, ...], low: int, high: in
     values = values[:, :length]
     if length < span:  # the extremes occur in the first row
         for place, wanted in ((0, 0), (length - 1, span - 1)):
-            at = np.flatnonzero(values[0] == wanted)
-            if at.size == 0 and (place != 0 or length > 1 or wanted == span - 1):
+            positions = np.flatnonzero(values[0] == wanted)
+            if positions.size == 0 and (place != 0 or length > 1 or wanted == span - 1):
                 values[0, place] = wanted
     others = [n for n in range(len(shape)) if n != axis % len(shape)]
     moved = values.reshape([shape[n] for n in others] + [length])

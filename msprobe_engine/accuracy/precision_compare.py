@@ -78,10 +78,10 @@ class Compared:
         """The summary for the console."""
         counts = ", ".join(f"{status} {count}" for status, count in sorted(self.counts.items()))
         lines = [f"{len(self.details)} rows compared: {counts or 'none'}"]
-        for what, names in (("in one file only", self.missing), ("more than once in a file", self.doubled)):
+        for reason, names in (("in one file only", self.missing), ("more than once in a file", self.doubled)):
             if names:
                 shown = "; ".join(f"{name} ({side})" for name, side in names[:5])
-                lines.append(f"{len(names)} rows {what}, not compared: {shown}{' ...' if len(names) > 5 else ''}")
+                lines.append(f"{len(names)} rows {reason}, not compared: {shown}{' ...' if len(names) > 5 else ''}")
         bad = [row for row in self.details if row["比对结果"] in (ERROR, WARNING)]
         lines += [
             f"  {row['比对结果']:8}{row['API Name']}: {row['Message'].strip().splitlines()[0][:160]}" for row in bad[:20] if row["Message"]
@@ -136,36 +136,36 @@ def compare_rows(npu: Sequence[Mapping[str, str]], gpu: Sequence[Mapping[str, st
 
 
 def _as_ours(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mapping[str, str]]]) -> Compared:
-    found = Compared()
+    compared = Compared()
     calls: dict[str, dict[str, list[tuple[str, str]]]] = {}
     seen: dict[str, int] = {}
     for row in npu:
         seen[row["API Name"]] = seen.get(row["API Name"], 0) + 1
     for name, count in seen.items():
         if count > 1:
-            found.doubled.append((name, "first file"))
+            compared.doubled.append((name, "first file"))
     for name, rows in others.items():
         if len(rows) > 1:
-            found.doubled.append((name, "second file"))
+            compared.doubled.append((name, "second file"))
         if name not in seen:
-            found.missing.append((name, "second file"))
-    done: set[str] = set()
+            compared.missing.append((name, "second file"))
+    named: set[str] = set()
     for row in npu:
         name = row["API Name"]
-        if name in done:
+        if name in named:
             continue
-        done.add(name)
+        named.add(name)
         match = others.get(name, [])
         if seen[name] > 1 or len(match) > 1:
             cells = _build_skipped_row(name, "the name stands more than once in a file")
         elif not match:
-            found.missing.append((name, "first file"))
+            compared.missing.append((name, "first file"))
             cells = _build_skipped_row(name, "the second file has no such row")
         else:
             cells = _our_row(name, row, match[0])
         status = cells["比对结果"]
-        found.details.append(cells)
-        found.counts[status] = found.counts.get(status, 0) + 1
+        compared.details.append(cells)
+        compared.counts[status] = compared.counts.get(status, 0) + 1
         direction = "backward" if ".backward." in name else "forward"
         calls.setdefault(call_of(name), {}).setdefault(direction, []).append((status, cells["Message"]))
     for call, directions in calls.items():
@@ -173,8 +173,8 @@ def _as_ours(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mapping[st
         reasons = [text for rows in directions.values() for status, text in rows if text and status != PASS]
         if bare_api(call) == "topk" and statuses.get("forward") == ERROR:
             reasons.append(_TOPK)
-        found.results.append((call, statuses.get("forward", BLANK), statuses.get("backward", BLANK), "\n".join(dict.fromkeys(reasons))))
-    return found
+        compared.results.append((call, statuses.get("forward", BLANK), statuses.get("backward", BLANK), "\n".join(dict.fromkeys(reasons))))
+    return compared
 
 
 def _our_row(name: str, npu: Mapping[str, str], gpu: Mapping[str, str]) -> dict[str, str]:
@@ -230,18 +230,18 @@ def _number(cell: str) -> float:
 
 def _as_existing(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mapping[str, str]]], compat: str, where: str) -> Compared:
     """Rows in the order of the first file; of calls whose rows do not stand together each part counts for itself."""
-    found = Compared()
+    compared = Compared()
     numeric = {column for column in (COLUMNS["error_rate"], COLUMNS["thousandth"]) if npu and all(_is_number(r[column]) for r in npu)}
     group = _Group()
     for row in npu:
         name = row["API Name"]
         if len(name.split(".")) not in _SEGMENTS:
-            _add(found, _build_skipped_row(name, f"{name} is no name of a result"))
-            found.results.append((name, SKIP, SKIP, f"{name} is no name of a result"))
+            _add(compared, _build_skipped_row(name, f"{name} is no name of a result"))
+            compared.results.append((name, SKIP, SKIP, f"{name} is no name of a result"))
             continue
         match = others.get(name, [])
         if not match:
-            found.missing.append((name, "first file"))
+            compared.missing.append((name, "first file"))
             continue
         if len(match) > 1:
             raise UsageError(f"{one_line(where)}: {one_line(name)} stands there {len(match)} times; every row has one name")
@@ -252,22 +252,22 @@ def _as_existing(npu: Sequence[Mapping[str, str]], others: dict[str, list[Mappin
             try:
                 judged = judge_rows(bare_api(name), dtype, row, match[0], compat, strict=True)
             except NoValue as error:
-                _add(found, _build_skipped_row(name, str(error)))
-                found.results.append((name, SKIP, SKIP, str(error)))
+                _add(compared, _build_skipped_row(name, str(error)))
+                compared.results.append((name, SKIP, SKIP, str(error)))
                 continue
             cells, status = _cells(name, judged, _format_fixed), judged.status
             for key in ("error_rate", "thousandth"):
                 if key in judged.values and COLUMNS[key] in numeric:
                     cells[VALUE_COLUMNS[key]] = _format_fixed(float(judged.values[key]))
             cells["Message"] = "\n".join(judged.reasons)
-        _add(found, cells)
+        _add(compared, cells)
         call = call_of(name)
         if group.call != call:
-            found.results += group.rows()
+            compared.results += group.rows()
             group = _Group(call)
         group.add(dtype, ".backward." in name, status, row.get("Message", ""))
-    found.results += group.rows()
-    return found
+    compared.results += group.rows()
+    return compared
 
 
 class _Group:
@@ -327,7 +327,7 @@ def _is_number(cell: str) -> bool:
     return re.fullmatch(r"\s*[-+]?(\d+\.?\d*([eE][-+]?\d+)?|nan|inf)\s*", cell) is not None
 
 
-def write(found: Compared, directory: str | Path, compat: str | None = None) -> tuple[Path, Path]:
+def write(compared: Compared, directory: str | Path, compat: str | None = None) -> tuple[Path, Path]:
     """Write both files, named by the present second or the next that is free.
 
     Returns:
@@ -338,7 +338,7 @@ def write(found: Compared, directory: str | Path, compat: str | None = None) -> 
     """
     place, moment = Path(directory), time.time()
     columns = DETAILS_COLUMNS if compat else DETAILS_COLUMNS + OUR_COLUMNS
-    details = (tuple(row.get(column, BLANK) for column in columns) for row in found.details)
+    details = (tuple(row.get(column, BLANK) for column in columns) for row in compared.details)
     with guard_writing(place):
         make_directories(os.fspath(place))
         for later in range(3600):
@@ -346,7 +346,7 @@ def write(found: Compared, directory: str | Path, compat: str | None = None) -> 
             paths = place / f"{RESULT}{stamp}.csv", place / f"{DETAILS}{stamp}.csv"
             if not any(map(os.path.lexists, paths)):
                 break
-        write_file(paths[0], [_csv(RESULT_COLUMNS, found.results)])
+        write_file(paths[0], [_csv(RESULT_COLUMNS, compared.results)])
         write_file(paths[1], [_csv(columns, details)])
     return paths
 

@@ -198,7 +198,7 @@ def read_results(result_path: Path, details_path: Path, order: Sequence[str] = (
             name = row.get("API Name", "")
             if row.get("DEVICE Dtype", BLANK).strip() or row.get("Status") != SKIP:
                 tensors.setdefault(call_of(name), []).append(_tensor(name, row))
-    found = {
+    results = {
         row["API name"]: CallResult(
             row["API name"], row.get("Forward Test Success", ""), row.get("Backward Test Success") or BLANK, row.get("Message", ""),
             tuple(tensors.get(row["API name"], ())),
@@ -206,9 +206,9 @@ def read_results(result_path: Path, details_path: Path, order: Sequence[str] = (
         for row in _dicts(result_path) if row.get("API name")
     }  # fmt: skip
     for name in order:
-        if (result := found.pop(name, None)) is not None:
+        if (result := results.pop(name, None)) is not None:
             yield result
-    yield from found.values()
+    yield from results.values()
 
 
 def _tensor(name: str, row: dict[str, str]) -> TensorResult:

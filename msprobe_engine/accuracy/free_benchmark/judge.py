@@ -143,7 +143,7 @@ def measure(original: Array, perturbed: Array, dtype: str, perturbed_dtype: str,
         return Measured(bool((~finite & ~same).any()), not same.all(), _largest(before, after, small), flipped, change, size, excess)
 
 
-def decide(found: Measured, dtype: str, mode: str, threshold: float | None = None, moved: float = 0.0) -> Judgement:
+def decide(measured: Measured, dtype: str, mode: str, threshold: float | None = None, moved: float = 0.0) -> Judgement:
     """The verdict.
 
     Args:
@@ -151,14 +151,14 @@ def decide(found: Measured, dtype: str, mode: str, threshold: float | None = Non
         moved: by how much the input was moved, L2 norm of the change by its own. A result that has moved by up to `AMPLIFIED` times
             that, or half a unit of its type, is none of an ill-conditioned operator. 0: the input was not moved.
     """
-    change = found.change / found.size if found.size else 0.0
-    max_rel = math.inf if found.one_sided else found.ratio
+    change = measured.change / measured.size if measured.size else 0.0
+    max_rel = math.inf if measured.one_sided else measured.ratio
     if mode == NO_CHANGE:
-        return Judgement(not found.unequal, max_rel if found.unequal else 0.0, False, change)
+        return Judgement(not measured.unequal, max_rel if measured.unequal else 0.0, False, change)
     limit = THRESHOLD.get(dtype, OTHERWISE) if threshold is None else threshold
-    if moved and not found.one_sided and found.excess <= AMPLIFIED * max(moved, 0.5 ** (_fraction(dtype)[0] + 1)):
+    if moved and not measured.one_sided and measured.excess <= AMPLIFIED * max(moved, 0.5 ** (_fraction(dtype)[0] + 1)):
         return Judgement(True, max_rel, False, change)
-    return Judgement(not found.one_sided and not found.flipped and 1.0 + found.ratio <= limit, max_rel, found.flipped, change)
+    return Judgement(not measured.one_sided and not measured.flipped and 1.0 + measured.ratio <= limit, max_rel, measured.flipped, change)
 
 
 def judge(

@@ -68,10 +68,12 @@ class FreeBenchmarkTable:
         self._rows: list[str] = []
         self.operators: dict[str, Looked] = {}
 
-    def row(self, rank: int | None, mode: str, stage: str, step: int, api: str, found: Judgement, dtype: str, shape: str, at: str) -> None:
-        """A result that is not consistent; `at`: which of several results."""
-        rel = self._flipped if found.flipped else "" if mode == TO_CPU else repr(found.max_rel)  # to_cpu has errors, no ratios
-        cells = ("" if rank is None else str(rank), mode, stage, str(step), api, rel, dtype, shape, at)
+    def row(
+        self, rank: int | None, mode: str, stage: str, step: int, api: str, judgement: Judgement, dtype: str, shape: str, place: str
+    ) -> None:
+        """A result that is not consistent; `place`: which of several results."""
+        rel = self._flipped if judgement.flipped else "" if mode == TO_CPU else repr(judgement.max_rel)  # to_cpu has errors, no ratios
+        cells = ("" if rank is None else str(rank), mode, stage, str(step), api, rel, dtype, shape, place)
         self._rows.append(",".join(safe_cell(utf8(cell)) for cell in cells) + "\n")
 
     def get_counts(self, api: str) -> Looked:
@@ -123,10 +125,10 @@ class FreeBenchmarkTable:
         path = self.directory / f"{SUMMARY}{'' if rank is None else f'_rank{rank}'}.csv"
         lines = ["api,checked,differ,max_rel,amplification,skipped\n"]
         for api, known in sorted(self.operators.items(), key=lambda item: (-item[1].differ, -item[1].worst, item[0])):
-            left = "; ".join(f"{reason}: {count}" for reason, count in known.skipped.items())
+            skipped = "; ".join(f"{reason}: {count}" for reason, count in known.skipped.items())
             amplified = "" if math.isnan(known.amplified) else repr(known.amplified)
             worst = repr(known.worst) if known.checked else ""
-            lines.append(",".join(map(safe_cell, (api, str(known.checked), str(known.differ), worst, amplified, left))) + "\n")
+            lines.append(",".join(map(safe_cell, (api, str(known.checked), str(known.differ), worst, amplified, skipped))) + "\n")
         write_file(path, ["".join(lines).encode()])
         return path
 

@@ -68,19 +68,19 @@ def connect(online: OnlineSettings, rank: int, queue_bytes: int, on_event: OnEve
     return Client(Address(online.host, online.port), options, on_event)
 
 
-def finish(transport: Transport, patience: float, left: Callable[[], float]) -> Counts:
+def finish(transport: Transport, patience: float, remaining: Callable[[], float]) -> Counts:
     """Say that this was all, when everything has arrived or nothing more does.
 
     Args:
         patience: seconds without progress that are waited.
-        left: seconds that the process may take to end; asked again and again.
+        remaining: seconds that the process may take to end; asked again and again.
     """
     before, since = transport.counts(), time.monotonic()
     while (now := transport.counts()).waiting:
         if now.acknowledged != before.acknowledged or now.connections != before.connections:
             before, since = now, time.monotonic()
         limit = patience if now.connections else min(patience, NEVER_THERE_SECONDS)
-        if time.monotonic() - since > limit or left() < 1.0:
+        if time.monotonic() - since > limit or remaining() < 1.0:
             break
         time.sleep(_LOOK_SECONDS)
-    return transport.close(max(0.1, min(2.0, left() / 2)))
+    return transport.close(max(0.1, min(2.0, remaining() / 2)))

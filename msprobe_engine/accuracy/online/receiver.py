@@ -56,11 +56,11 @@ def families(states: list[SessionState]) -> list[Family]:
         messages.samples.extend(("_total", (("rank", str(rank)), ("result", name)), total(rank, of)) for rank in newest)
     size = Family("msprobe_online_bytes", "counter", "headers and payloads received", [])
     size.samples.extend(("_total", (("rank", str(rank)),), total(rank, lambda state: state.bytes)) for rank in newest)
-    found = [messages, size]
+    members = [messages, size]
     for name, (text, of) in _GAUGES.items():
-        found.append(Family(f"msprobe_online_{name}", "gauge", text, []))
-        found[-1].samples.extend(("", (("rank", str(rank)),), float(of(state))) for rank, state in newest.items())
-    return found
+        members.append(Family(f"msprobe_online_{name}", "gauge", text, []))
+        members[-1].samples.extend(("", (("rank", str(rank)),), float(of(state))) for rank, state in newest.items())
+    return members
 
 
 class ServerMetrics:
@@ -118,7 +118,7 @@ class Reception:
         SettingsError, TransportError: it cannot listen as the settings say.
     """
 
-    def __init__(self, settings: PrecheckSettings, spool: Spool, feed: Feed, found: list[SpoolCall]) -> None:
+    def __init__(self, settings: PrecheckSettings, spool: Spool, feed: Feed, recovered: list[SpoolCall]) -> None:
         self._settings = settings
         self._spool = spool
         self._feed = feed
@@ -132,7 +132,7 @@ class Reception:
         self._last_end = 0.0
         self.gone: list[str] = []
         """Trainings that ended without a last word, and ranks that never came, in words."""
-        feed.put(self._mark_skipped(found))
+        feed.put(self._mark_skipped(recovered))
         self._ear = self._open_server()
         self._metrics = self._serve_metrics()
         self._thread = threading.Thread(target=self._watch, name="msprobe-online-end", daemon=True)

@@ -63,11 +63,13 @@ class Outbox:
         self._offered = self._acknowledged = self._refused = self._dropped = self._lost = self._sent_bytes = self._resent = 0
         self._waited = 0.0
 
-    def offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None, important: bool = False) -> bool:
+    def offer(
+        self, header: Mapping[str, Any], buffers: Sequence[Buffer], on_sent: Callable[[], None] | None, important: bool = False
+    ) -> bool:
         """Take a message, as `Client.send`. Never raises."""
         taken = False
         try:  # the thread that sends is not in a forked child, and the lock may be held by a thread that is not there either
-            taken = os.getpid() == self._process and self._offer(header, buffers, done, important)
+            taken = os.getpid() == self._process and self._offer(header, buffers, on_sent, important)
         except Exception as error:
             raise_of_training(error)
             with self._room:
@@ -79,10 +81,10 @@ class Outbox:
                 said = f"a message cannot be sent: {type(error).__name__}: {error} (further ones are counted only)"
                 report_event(self._on_event, Event(FAULT, said, bad=True))
         if not taken:
-            _finish(done)
+            _finish(on_sent)
         return taken
 
-    def _offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], done: Callable[[], None] | None, important: bool) -> bool:
+    def _offer(self, header: Mapping[str, Any], buffers: Sequence[Buffer], on_sent: Callable[[], None] | None, important: bool) -> bool:
         text = encode_header(header)
         views = tuple(view for view in map(_bytes, buffers) if view.nbytes)
         payload = sum(view.nbytes for view in views)
@@ -107,7 +109,7 @@ class Outbox:
             else:
                 recovered, self._dropping = self._dropping, 0
                 self._sequence += 1
-                whole = Message(self._sequence, step if isinstance(step, int) else None, text, views, size, payload, done)
+                whole = Message(self._sequence, step if isinstance(step, int) else None, text, views, size, payload, on_sent)
                 self._unsent.append(whole)
                 self._bytes += size
         if problem:

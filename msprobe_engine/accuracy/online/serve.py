@@ -124,23 +124,23 @@ class Results:
             SinkError: they cannot be written.
         """
         step = call.step
-        found = self._open.get(id(step))
-        if found is None:
+        entry = self._open.get(id(step))
+        if entry is None:
             files = ResultFiles.new(self._out_path / f"step{step.number}", self._form, f"_rank{step.rank}")
             self._spool.note_results(step, files.result_path.resolve())
-            found = self._open[id(step)] = step, files
+            entry = self._open[id(step)] = step, files
         source = call.source
-        found[1].append(result, source)
+        entry[1].append(result, source)
         tally = self.tally(step.rank)
-        told = _of_step(result, step.number)
-        tally.add(told)
+        result_of_step = _of_step(result, step.number)
+        tally.add(result_of_step)
         if broken:
-            tally.broken.append(told)
+            tally.broken.append(result_of_step)
         if source and not result.passed:
             # The line of a call stack that `summary.source_line` made this of
             place, _, function = source.rpartition(" in ")
             path, _, line = place.rpartition(":")
-            self.sources[f"{told.name}.forward"] = [f"File {path}, line {line}, in {function}"]
+            self.sources[f"{result_of_step.name}.forward"] = [f"File {path}, line {line}, in {function}"]
 
     def finish(self, step: SpoolStep) -> None:
         """Everything of the step is written: rows get the order of the calls."""
@@ -175,9 +175,9 @@ def serve(settings: PrecheckSettings, options: Options, out_path: str | Path) ->
     interrupted = False
     reception: Reception | None = None
     try:
-        found = spool.recover(results.find_written_calls)
+        recovered = spool.recover(results.find_written_calls)
         results.finished_before()
-        reception = Reception(settings, spool, feed, found)
+        reception = Reception(settings, spool, feed, recovered)
         pool = Pool(_works(settings, options), options.timeout)
         with bar("checking", 0) as advance, closing(pool.check(feed)) as answers:
             for answer in answers:
@@ -240,7 +240,7 @@ def _works(settings: PrecheckSettings, options: Options) -> list[Work]:
 def _losses(reception: Reception | None, spool: Spool) -> list[str]:
     if reception is None:
         return []
-    found = list(reception.gone)
+    sentences = list(reception.gone)
     counted = (
         (reception.lost, "messages were given up by a training (its queue was full, or this host was away too long)"),
         (reception.missing, "messages never came"),
@@ -249,7 +249,7 @@ def _losses(reception: Reception | None, spool: Spool) -> list[str]:
         (spool.replaced, "calls were not checked: another training has sent their step again"),
         (spool.alone, "backward records have no forward record"),
     )
-    return found + [f"{count:,} {what}" for count, what in counted if count]
+    return sentences + [f"{count:,} {sentence}" for count, sentence in counted if count]
 
 
 def _of_step(result: CallResult, step: int | None) -> CallResult:

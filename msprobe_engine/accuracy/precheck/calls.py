@@ -126,8 +126,8 @@ def read_calls(path: str | Path) -> DumpCalls:
     alone = len(backward.keys() - forward.keys() - further.keys())
     if not forward:
         level = header.get("level")
-        what = f"; its level is {level}, and calls of APIs are in levels L1 and mix" if level in ("L0", "L2", "debug") else ""
-        raise UsageError(f"{file}: holds no call of an API{what}")
+        hint = f"; its level is {level}, and calls of APIs are in levels L1 and mix" if level in ("L0", "L2", "debug") else ""
+        raise UsageError(f"{file}: holds no call of an API{hint}")
     remarks = []
     if odd:
         remarks.append(f"{len(odd)} records are no calls (the first: {odd[0][:120]})")

@@ -47,20 +47,20 @@ def plan(calls: Sequence[Call], processes: int, free: int | None) -> Plan:
         processes: as many as there would be for small calls.
         free: bytes there are; None: nobody knows.
     """
-    found = Plan([], [], processes, [])
+    planned = Plan([], [], processes, [])
     if free is None:
         return Plan(list(calls), [], processes, [])
     largest = 0
     for call in calls:
         size = bytes_of(call)
         if LEAST * size > max(free, SMALL):
-            found.refused.append((call, _reason(size, free)))
+            planned.refused.append((call, _reason(size, free)))
         elif PER_BYTE * size <= max(free // processes - PER_PROCESS, SMALL):
-            found.together.append(call)
+            planned.together.append(call)
         else:
-            found.large.append(call)
+            planned.large.append(call)
             largest = max(largest, PER_PROCESS + PER_BYTE * size)
-    return found._replace(processes=max(1, min(processes, free // largest))) if largest else found
+    return planned._replace(processes=max(1, min(processes, free // largest))) if largest else planned
 
 
 def _reason(size: int, free: int) -> str:

@@ -108,9 +108,11 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]], by_old_rules: bool =
         lines += [f"  {count:6,}  {one_line(reason)}" for reason, count in ranked_reasons[:_REASONS]]
         more = len(tally.reasons) - _REASONS
         lines += [f"          and for {more} more reasons"] if more > 0 else []
-    left = sum(count for reason, count in tally.reasons.items() if not any(words in reason for words in _EXPECTED)) + len(tally.unjudged)
-    if 2 * left > total:
-        lines.append(f"warning: {left:,} of {total:,} calls could not be checked; what was found holds for the others alone")
+    unexpected = sum(count for reason, count in tally.reasons.items() if not any(words in reason for words in _EXPECTED)) + len(
+        tally.unjudged
+    )
+    if 2 * unexpected > total:
+        lines.append(f"warning: {unexpected:,} of {total:,} calls could not be checked; what was found holds for the others alone")
     if tally.broken:
         lines.append(f"{len(tally.broken)} took their process down, ran out of time or do not fit into memory:")
         lines += [f"  {one_line(result.name)}: {one_line(result.message)}" for result in tally.broken[:WORST]]
@@ -131,10 +133,10 @@ def text(tally: Tally, stacks: Mapping[str, Sequence[str]], by_old_rules: bool =
     return "\n".join(lines)
 
 
-def _counts(found: Mapping[str, int]) -> str:
+def _counts(counts: Mapping[str, int]) -> str:
     words = ((ERROR, "error"), (WARNING, "warning"), (PASS, "pass"), (SKIP, "skipped"))
-    told = [f"{found[status]:,} {word}" for status, word in words if found.get(status)]
-    return ", ".join(told) or "none"
+    words_of_status = [f"{counts[status]:,} {word}" for status, word in words if counts.get(status)]
+    return ", ".join(words_of_status) or "none"
 
 
 def _rank(result: CallResult) -> tuple[bool, float, str]:

@@ -53,8 +53,8 @@ class Batch:
                 continue
             array = np.asarray(value)
             if array.dtype.kind not in "biuf" or array.ndim not in (1, 2):
-                what = f"{array.dtype} of shape {list(array.shape)}"
-                raise UsageError(f"log probabilities: {name} is {what}; allowed: numbers of shape [sequences, positions]")
+                description = f"{array.dtype} of shape {list(array.shape)}"
+                raise UsageError(f"log probabilities: {name} is {description}; allowed: numbers of shape [sequences, positions]")
             made[name] = array[np.newaxis] if array.ndim == 1 else array
             if made[name].shape != made["rollout"].shape:
                 raise UsageError(
@@ -199,12 +199,12 @@ def _correlation(x: Array, y: Array) -> float:
 
 def _correlate_shifted(batch: Batch) -> float:
     """The better of the correlations with the position before and behind."""
-    found = []
+    correlations = []
     chosen = batch.finite[:, 1:] & batch.finite[:, :-1]
-    for one, other in ((batch.rollout[:, 1:], batch.trainer[:, :-1]), (batch.rollout[:, :-1], batch.trainer[:, 1:])):
-        value = _correlation(one[chosen], other[chosen])
-        found += [] if math.isnan(value) else [value]
-    return max(found, default=math.nan)
+    for rollout, trainer in ((batch.rollout[:, 1:], batch.trainer[:, :-1]), (batch.rollout[:, :-1], batch.trainer[:, 1:])):
+        value = _correlation(rollout[chosen], trainer[chosen])
+        correlations += [] if math.isnan(value) else [value]
+    return max(correlations, default=math.nan)
 
 
 def _late(batch: Batch) -> float:
@@ -224,13 +224,13 @@ def worst(batch: Batch, count: int) -> list[tuple[int, int, int | None, float, f
         return []
     order = np.argpartition(-size, count - 1)[:count]
     order = order[np.argsort(-size[order], kind="stable")]
-    found = []
-    for at in order:
-        row, column = divmod(int(at), batch.mask.shape[1])
+    tokens = []
+    for index in order:
+        row, column = divmod(int(index), batch.mask.shape[1])
         token = None if batch.tokens is None else int(batch.tokens[row, column])
         old, new = float(batch.rollout[row, column]), float(batch.trainer[row, column])
-        found.append((row, column, token, old, new, new - old))
-    return found
+        tokens.append((row, column, token, old, new, new - old))
+    return tokens
 
 
 def by_position(batch: Batch, buckets: int) -> list[tuple[int, int, int, float, float, float]]:

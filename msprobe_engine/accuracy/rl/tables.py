@@ -39,7 +39,7 @@ class Tables:
             if not file.size:
                 self._append(name, [HEADERS[name]])
 
-    def add(self, step: int, number: int, batch: Batch, found: Mismatch, cause: Cause, most: int, buckets: int) -> None:
+    def add(self, step: int, number: int, batch: Batch, mismatch: Mismatch, cause: Cause, most: int, buckets: int) -> None:
         """A batch.
 
         Args:
@@ -50,9 +50,9 @@ class Tables:
             SinkError: it cannot be written.
         """
         where = (step, number)
-        figures = [getattr(found, name) for name in Mismatch.names()]
+        figures = [getattr(mismatch, name) for name in Mismatch.names()]
         self._append("logprob_mismatch", [(*where, cause.name, *figures, cause.evidence)])
-        if not found.tokens:
+        if not mismatch.tokens:
             return
         self._append("logprob_worst_tokens", [(*where, *row) for row in worst(batch, most)])
         self._append("logprob_positions", [(*where, *row) for row in by_position(batch, buckets)])

@@ -152,10 +152,10 @@ class Arguments:
             return repr(slice(*value))
         elif kind == "complex":
             return _complex(value)
-        found = self.special(kind, item)
-        if found is None:
+        text = self.special(kind, item)
+        if text is None:
             raise CannotWrite(f"an argument is of type {kind[:80]!r}, value {str(value)[:60]!r}; a script cannot make one")
-        return found
+        return text
 
     def _free(self, name: str) -> str:
         """A parameter's name for the tensors of a keyword argument that no other parameter has."""

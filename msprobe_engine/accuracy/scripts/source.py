@@ -191,7 +191,7 @@ def _find_gradient_inputs(arguments: Arguments, dialect: Dialect, backward: Mapp
 
 def _leaves(arguments: Arguments, items: Any, pattern: str) -> dict[str, Spec]:
     """The tensors of results or gradients, by their place among the leaves; null and numbers are counted, and left out."""
-    found: dict[str, Spec] = {}
+    leaves: dict[str, Spec] = {}
     n = 0
 
     def collect_leaves(item: Any) -> None:
@@ -200,7 +200,7 @@ def _leaves(arguments: Arguments, items: Any, pattern: str) -> dict[str, Spec]:
             for child in item:
                 collect_leaves(child)
         elif isinstance(item, Mapping) and "dtype" in item and "shape" in item:
-            found[pattern.format(n)] = arguments.tensor(item)
+            leaves[pattern.format(n)] = arguments.tensor(item)
             n += 1
         elif isinstance(item, Mapping) and "type" not in item:
             for child in item.values():
@@ -209,7 +209,7 @@ def _leaves(arguments: Arguments, items: Any, pattern: str) -> dict[str, Spec]:
             n += 1
 
     collect_leaves(items)
-    return found
+    return leaves
 
 
 def _gradients(arguments: Arguments, items: Any, wanted: Sequence[str]) -> dict[str, Spec]:

@@ -165,7 +165,7 @@ def _part(bench: Array, device: Array, kind: FloatType, changed: list[Array], un
     scale = np.maximum(scale, SHARE * _largest_around(scale))
     units = np.where(excess > 0, excess / np.maximum(scale, OF_ALL * inner * all_of_them), 0.0)
     units = np.where(np.isnan(units), np.inf, units)  # beyond the range of float64
-    at = int(np.argmax(units))
+    position = int(np.argmax(units))
     signed = np.zeros(6 + len(changed))
     if internal(kind) is not kind and not np.iscomplexobj(bench):
         used = looked & (size >= kind.normal)
@@ -177,7 +177,7 @@ def _part(bench: Array, device: Array, kind: FloatType, changed: list[Array], un
             shift = np.where(used & np.isfinite(other), (other - bench) * np.sign(bench), 0.0)
             signed[6 + n] = shift.sum() * (kind.round_off / unit)
     single = single[looked & (single != 0)].astype(np.float32)
-    return _Part(float(units[at]), at, float(error[at]), float(np.square(units).sum()), single, signed)
+    return _Part(float(units[position]), position, float(error[position]), float(np.square(units).sum()), single, signed)
 
 
 def _measure_changes(

@@ -45,27 +45,27 @@ def collect(
         SinkError: the pack cannot be written.
     """
     about = environment.collect(added=added, key=key)
-    found = collect_static(paths, arguments=arguments, inherited=_read_inherited_variables()) if paths else None
+    settings = collect_static(paths, arguments=arguments, inherited=_read_inherited_variables()) if paths else None
     contents: dict[str, Any] = {}
     contents[entries.ENV] = about.values
     contents[entries.of_rank("withheld", 0)] = about.entry()
     contents[entries.PIP] = packages.text()
-    contents[entries.of_rank("system", 0)] = system.collect(system.program_of(_program(found, paths)))
+    contents[entries.of_rank("system", 0)] = system.collect(system.program_of(_program(settings, paths)))
     notes = about.notes()
-    if found is not None:
-        contents |= static_entries(found, added=added, key=key)
-        notes += found.notes
-        if not found.values:
+    if settings is not None:
+        contents |= static_entries(settings, added=added, key=key)
+        notes += settings.notes
+        if not settings.values:
             notes.append(f"no settings were found in {', '.join(map(str, paths))}")
     writer = PackWriter(output)
     writer.add(contents)
     return writer.path, notes
 
 
-def _program(found: StaticSettings | None, paths: Sequence[str | Path]) -> str | Path:
+def _program(settings: StaticSettings | None, paths: Sequence[str | Path]) -> str | Path:
     """A file of the program that the scripts start, of these themselves, or of this directory."""
-    programs = [one.program for one in found.launches] if found is not None else []
-    return next((one for one in programs if os.path.isfile(one)), paths[0] if paths else Path("any file"))
+    programs = [program.program for program in settings.launches] if settings is not None else []
+    return next((program for program in programs if os.path.isfile(program)), paths[0] if paths else Path("any file"))
 
 
 def _read_inherited_variables() -> dict[str, str]:

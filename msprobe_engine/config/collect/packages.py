@@ -16,19 +16,19 @@ _FILES = "METADATA", "PKG-INFO", ""
 def list_installed() -> tuple[tuple[str, str], ...]:
     """(name, version) of every distribution on the path, sorted; of a name that is there twice the one that is imported comes first, and
     both are given. What has no readable metadata is left out."""
-    found: dict[tuple[str, str], None] = {}
-    for one in distributions():
+    installed: dict[tuple[str, str], None] = {}
+    for distribution in distributions():
         try:
-            text = next(filter(None, map(one.read_text, _FILES)), "")
+            text = next(filter(None, map(distribution.read_text, _FILES)), "")
             head = HeaderParser().parsestr(text.partition("\n\n")[0])  # what follows is a long description
             name, version = head["Name"], head["Version"]
         except Exception as error:  # a broken installation: metadata that is gone, or no metadata at all
             raise_of_training(error)
             continue
         if name and version:
-            found[str(name), str(version)] = None
-    order = {pair: number for number, pair in enumerate(found)}
-    return tuple(sorted(found, key=lambda pair: (pair[0].lower(), order[pair])))
+            installed[str(name), str(version)] = None
+    order = {pair: number for number, pair in enumerate(installed)}
+    return tuple(sorted(installed, key=lambda pair: (pair[0].lower(), order[pair])))
 
 
 def text() -> str:

@@ -182,13 +182,13 @@ class RandomCalls:
     def calls(self) -> list[dict[str, Any]]:
         """Each line with ``name``, ``count``, ``where`` (file, line and function of the program's innermost frame), ``arguments`` of the
         first call, and for seeding functions ``seeds``, the arguments of all."""
-        found = []
+        shown = []
         hides = redaction.active()
         for key, line in list(self._lines.items()):
             arguments = line.arguments if hides is None else " ".join(("redacted", *hides.of_argument(line.arguments).values()))
-            one = {"name": key[0], "count": line.count, "where": _where(line.stack), "arguments": arguments}
-            found.append({**one, "seeds": list(line.seeds)} if line.seeds else one)
-        return found
+            call = {"name": key[0], "count": line.count, "where": _where(line.stack), "arguments": arguments}
+            shown.append({**call, "seeds": list(line.seeds)} if line.seeds else call)
+        return shown
 
 
 def _texts(stack: list[tuple[CodeType, int]]) -> list[str]:

@@ -52,34 +52,34 @@ def to_existing_format(settings: Mapping[str, Resolved]) -> dict[str, Any]:
 
 def merge_settings(parts: Iterable[Mapping[str, Resolved]]) -> dict[str, Resolved]:
     """Settings of several frameworks; of a name that two have, the first keeps it, and another value is ``framework:name``."""
-    found: dict[str, Resolved] = {}
+    merged: dict[str, Resolved] = {}
     for part in parts:
-        for name, one in part.items():
-            if name not in found:
-                found[name] = one
-            elif found[name].framework != one.framework and not same(found[name].value, one.value):
-                found[f"{one.framework}:{name}"] = one
-    return found
+        for name, setting in part.items():
+            if name not in merged:
+                merged[name] = setting
+            elif merged[name].framework != setting.framework and not same(merged[name].value, setting.value):
+                merged[f"{setting.framework}:{name}"] = setting
+    return merged
 
 
 def flatten_tree(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:
     """Nested mappings as dotted names; lists stay values, but for lists of mappings: ``groups.0.lr``. When all items of such a list are the
     same (layers), the first stands for them, with ``groups.count``."""
-    found: dict[str, Any] = {}
+    flat: dict[str, Any] = {}
     for key, value in tree.items():
         name = f"{prefix}{key}"
         deep = name.count(".") < _DEEPEST
         if isinstance(value, Mapping) and value and deep:
-            found.update(flatten_tree(value, f"{name}."))
+            flat.update(flatten_tree(value, f"{name}."))
         elif isinstance(value, (list, tuple)) and value and deep and all(isinstance(item, Mapping) and item for item in value):
             alike = len(value) > 1 and all(item == value[0] for item in value)
             for number, item in enumerate(value[:1] if alike else value[:_MOST_ITEMS]):
-                found.update(flatten_tree(item, f"{name}.{number}."))
+                flat.update(flatten_tree(item, f"{name}.{number}."))
             if alike or len(value) > _MOST_ITEMS:
-                found[f"{name}.count"] = len(value)
+                flat[f"{name}.count"] = len(value)
         else:
-            found[name] = value
-    return found
+            flat[name] = value
+    return flat
 
 
 def plain_data(value: Any, depth: int = 0) -> Any:
@@ -106,7 +106,7 @@ def plain_data(value: Any, depth: int = 0) -> Any:
     if isinstance(value, (list, tuple)):
         return [plain_data(item, depth + 1) for item in value]
     if dataclasses.is_dataclass(value) and not isinstance(value, type):
-        return {one.name: plain_data(getattr(value, one.name, None), depth + 1) for one in dataclasses.fields(value)}
+        return {field.name: plain_data(getattr(value, field.name, None), depth + 1) for field in dataclasses.fields(value)}
     return _name_value(value, depth)
 
 
@@ -154,7 +154,7 @@ def resolve_settings(
         defaults: name to default.
         flags, files, variables: name to what is written as `where`.
     """
-    found = {}
+    resolved = {}
     for name, value in values.items():
         value = plain_data(value)
         origin, where = otherwise, ""
@@ -165,8 +165,8 @@ def resolve_settings(
         else:
             if defaults is not None and name in defaults and same(plain_data(defaults[name]), value):
                 origin = DEFAULT
-        found[name] = Resolved(HIDDEN if secret_setting(name, value) else value, origin, where, framework)
-    return found
+        resolved[name] = Resolved(HIDDEN if secret_setting(name, value) else value, origin, where, framework)
+    return resolved
 
 
 def same(value: Any, other: Any) -> bool:
@@ -185,11 +185,11 @@ def flags_of(arguments: Sequence[str], names: Iterable[str]) -> dict[str, str]:
             continue
         flag = argument.partition("=")[0]
         name = flag.lstrip("-").replace("-", "_")
-        for one in (name, name.removeprefix("no_"), name.removeprefix("disable_")):
-            given.setdefault(one, flag)
-    found = {}
+        for spelling in (name, name.removeprefix("no_"), name.removeprefix("disable_")):
+            given.setdefault(spelling, flag)
+    flags = {}
     for name in names:
         flag = given.get(name.replace("-", "_"), "")
         if flag:
-            found[name] = flag
-    return found
+            flags[name] = flag
+    return flags

@@ -30,7 +30,7 @@ def collect(started: Mapping[str, Any] | None = None) -> dict[str, Any]:
     Args:
         started: the program that the pack is about, see `program_of`; None: this process is it.
     """
-    found: dict[str, Any] = {
+    information: dict[str, Any] = {
         "host": platform.node(),
         "os": {"system": platform.system(), "kernel": platform.release(), "libc": " ".join(platform.libc_ver()).strip()},
         "machine": {"architecture": platform.machine(), "cpu": cpu_name(), "cpus": os.cpu_count()},
@@ -38,7 +38,7 @@ def collect(started: Mapping[str, Any] | None = None) -> dict[str, Any]:
         "drivers": drivers(),
         "program": program() if started is None else dict(started),
     }
-    return found
+    return information
 
 
 def program_of(script: str | os.PathLike[str]) -> dict[str, Any]:
@@ -72,21 +72,21 @@ def cpu_name() -> str:
 
 def drivers() -> dict[str, str]:
     """Versions of kernel drivers and toolkits: ``nvidia``, ``cuda_toolkit``, ``ascend``, ``ascend_firmware``, ``cann``."""
-    found: dict[str, str] = {}
+    versions: dict[str, str] = {}
     text = _read_text(_NVIDIA)
     if m := re.search(r"Kernel Module\s+(?:for \S+\s+)?([0-9][0-9.]+)", text):
-        found["nvidia"] = m[1]
+        versions["nvidia"] = m[1]
     cuda = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     if m := re.search(r'"cuda"\s*:\s*\{[^}]*"version"\s*:\s*"([^"]+)"', _read_text(Path(cuda) / "version.json")):
-        found["cuda_toolkit"] = m[1]
+        versions["cuda_toolkit"] = m[1]
     for name, place in (("ascend", "driver"), ("ascend_firmware", "firmware")):
         if m := re.search(r"(?im)^\s*version\s*=\s*(\S+)", _read_text(_ASCEND_ROOT / place / "version.info")):
-            found[name] = m[1]
+            versions[name] = m[1]
     for home in [*(os.environ[name] for name in _ASCEND if os.environ.get(name)), str(_ASCEND_ROOT / "ascend-toolkit/latest")]:
         if version := _cann(Path(home)):
-            found["cann"] = version
+            versions["cann"] = version
             break
-    return found
+    return versions
 
 
 def _cann(home: Path) -> str:
@@ -138,13 +138,13 @@ def state(of: str | os.PathLike[str]) -> dict[str, Any]:
             return {}
         git = _directory(root)
         commit, branch = _head(git)
-        found: dict[str, Any] = {"commit": commit, "branch": branch, "remote": _remote(_common(git))}
+        commit_state: dict[str, Any] = {"commit": commit, "branch": branch, "remote": _remote(_common(git))}
         changed = _list_changed_files(root, git)
     except (OSError, ValueError, struct.error, IndexError):
         return {}
     if changed is not None:
-        found.update(changed=len(changed), changed_files=changed[:SHOWN])
-    return found
+        commit_state.update(changed=len(changed), changed_files=changed[:SHOWN])
+    return commit_state
 
 
 def _text(path: Path) -> str:
@@ -199,17 +199,17 @@ def _list_changed_files(root: Path, git: Path) -> list[str] | None:
     entries = _index(git / "index")
     if entries is None:
         return None
-    found = []
+    files = []
     for entry in entries:
         try:
             there = os.lstat(root / entry.path)
         except OSError:
-            found.append(entry.path)
+            files.append(entry.path)
             continue
         same_time = divmod(there.st_mtime_ns, 10**9) == entry.mtime or (entry.mtime[1] == 0 and int(there.st_mtime) == entry.mtime[0])
         if there.st_size & 0xFFFFFFFF != entry.size or (not same_time and _differs(root / entry.path, entry, there.st_size)):
-            found.append(entry.path)
-    return found
+            files.append(entry.path)
+    return files
 
 
 def _differs(path: Path, entry: _Indexed, size: int) -> bool:
@@ -229,11 +229,11 @@ def _index(path: Path) -> list[_Indexed] | None:
     signature, version, count = struct.unpack_from(">4s2I", data)
     if signature != b"DIRC" or version not in (2, 3, 4) or count > MOST_FILES:
         return None
-    found: list[_Indexed] = []
-    at, name = 12, b""
+    indexed: list[_Indexed] = []
+    position, name = 12, b""
     for _ in range(count):
-        _, _, mtime, nanoseconds, _, _, mode, _, _, size, sha, flags = _ENTRY.unpack_from(data, at)
-        start = at + _ENTRY.size
+        _, _, mtime, nanoseconds, _, _, mode, _, _, size, sha, flags = _ENTRY.unpack_from(data, position)
+        start = position + _ENTRY.size
         skipped = 0
         if version > 2 and flags & 0x4000:
             skipped = struct.unpack_from(">H", data, start)[0] & 0x4000  # skip-worktree
@@ -242,14 +242,14 @@ def _index(path: Path) -> list[_Indexed] | None:
             back, start = _offset(data, start)
             end = data.index(b"\0", start)
             name = name[: len(name) - back] + data[start:end]
-            at = end + 1
+            position = end + 1
         else:
             end = data.index(b"\0", start)
             name = data[start:end]
-            at += (end - at + 8) // 8 * 8
+            position += (end - position + 8) // 8 * 8
         if mode >> 12 in (_FILE, _LINK) and not skipped and not flags & 0x8000:  # assume-valid
-            found.append(_Indexed(os.fsdecode(name), (mtime, nanoseconds), mode, size, sha))
-    return found
+            indexed.append(_Indexed(os.fsdecode(name), (mtime, nanoseconds), mode, size, sha))
+    return indexed
 
 
 def _offset(data: bytes, at: int) -> tuple[int, int]:

@@ -75,11 +75,11 @@ class Environment:
             names = self.names(why)
             if names:
                 shown = some(names, _MOST_NAMES)
-                what = "masked" if why == BY_VALUE else "recorded by name only"
+                reason = "masked" if why == BY_VALUE else "recorded by name only"
                 kept = f", with a digest by your key ({self.key})" if self.key else ""
                 plural = "s" if len(names) > 1 else ""
                 said.append(
-                    f"{len(names)} variable{plural} of the environment {what}{kept}, because {_of_several(why, len(names))} ({shown})"
+                    f"{len(names)} variable{plural} of the environment {reason}{kept}, because {_of_several(why, len(names))} ({shown})"
                 )
         if self.names(NOT_KNOWN):
             said.append("--env NAME (config_check.environment in a probe's settings) collects the value of a variable of your own")
@@ -125,13 +125,13 @@ def of_entries(values: Mapping[str, Any], withheld: Mapping[str, Any], session_k
     variables = withheld.get("variables")
     if not isinstance(variables, Mapping):
         return collect({name: value for name, value in texts.items() if value != HIDDEN}, key=session_key)
-    found = {
+    entries = {
         str(name): Withheld(str(one.get("why", "")), str(one.get("digest", "")))
         for name, one in variables.items()
         if isinstance(one, Mapping)
     }
     shown = {name: masked_value(name, value) for name, value in texts.items() if not secret_variable(name)}
-    return Environment(shown, found, str(withheld.get("key_id", "")))
+    return Environment(shown, entries, str(withheld.get("key_id", "")))
 
 
 def digest(key: bytes, name: str, value: str) -> str:

@@ -55,28 +55,30 @@ class NamedFiles:
         for path in positionals:
             if Path(path).suffix.lower() in tree_files.SUFFIXES:
                 self._add(path, Found(path, "flag", "", 0), deep, out)
-        for key, found in list(settings.items()):
-            if not isinstance(found.value, str) or not found.known or not found.value or "\0" in found.value:
+        for key, setting in list(settings.items()):
+            if not isinstance(setting.value, str) or not setting.known or not setting.value or "\0" in setting.value:
                 continue
             if "msprobe" in key:
                 continue  # settings of the probe, not of the training
-            suffix = Path(found.value).suffix.lower()
+            suffix = Path(setting.value).suffix.lower()
             last = key.rpartition(".")[2]
             if _NAMES_HOSTS.search(key):
-                self._add(found.value, found, deep, out, hosts=True)
-            elif (suffix in tree_files.SUFFIXES or suffix == ".py") and _NAMES_SETTINGS.search(key) and "://" not in found.value:
-                self._add(found.value, found, deep, out)
+                self._add(setting.value, setting, deep, out, hosts=True)
+            elif (suffix in tree_files.SUFFIXES or suffix == ".py") and _NAMES_SETTINGS.search(key) and "://" not in setting.value:
+                self._add(setting.value, setting, deep, out)
             elif _NAMES_MODEL.search(last):
-                self._add(os.path.join(found.value, "config.json"), found, deep, out, quiet=True)
+                self._add(os.path.join(setting.value, "config.json"), setting, deep, out, quiet=True)
         return out
 
     def _of_hydra(self, settings: Mapping[str, Found], deep: int, out: dict[str, Found]) -> None:
         """``--config-path`` and ``--config-name`` name one file together; lists of defaults in it are not put together."""
-        found = {
-            key.replace("_", "-"): one for key, one in settings.items() if one.where == "flag" and isinstance(one.value, str) and one.known
+        flags = {
+            key.replace("_", "-"): setting
+            for key, setting in settings.items()
+            if setting.where == "flag" and isinstance(setting.value, str) and setting.known
         }
-        name = found.get("config-name") or found.get("cn")
-        folder = found.get("config-path") or found.get("config-dir") or found.get("cp")
+        name = flags.get("config-name") or flags.get("cn")
+        folder = flags.get("config-path") or flags.get("config-dir") or flags.get("cp")
         if name is None or folder is None or Path(str(name.value)).is_absolute():
             return
         file = str(name.value) if Path(str(name.value)).suffix.lower() in tree_files.SUFFIXES else f"{name.value}.yaml"
@@ -105,12 +107,12 @@ class NamedFiles:
                     self.notes.append(f"{by}{one_line(path[:200])} is not here; what stands in it is not read")
                 return
             text, file = content
-            found = self._settings(text, path, file, hosts)
+            settings = self._settings(text, path, file, hosts)
         except DumpFormatError as error:
             self.notes.append(f"{by}{error}")
             return
-        for key, one in {**found, **self.of(found, [], deep + 1)}.items():
-            out.setdefault(key, one)
+        for key, setting in {**settings, **self.of(settings, [], deep + 1)}.items():
+            out.setdefault(key, setting)
 
     def _settings(self, text: str, path: str, file: str, hosts: bool) -> dict[str, Found]:
         if hosts:

@@ -21,7 +21,7 @@ _VARIABLES = {
 
 def read_sbatch(text: str, file: str) -> tuple[dict[str, Found], dict[str, str]]:
     """Options of ``#SBATCH`` lines before the first command, and the variables Slurm sets from them."""
-    found: dict[str, Found] = {}
+    settings: dict[str, Found] = {}
     for number, line in enumerate(text.splitlines(), 1):
         if line.strip() and not line.lstrip().startswith("#"):
             break
@@ -39,9 +39,9 @@ def read_sbatch(text: str, file: str) -> tuple[dict[str, Found], dict[str, str]]
             if not value and i + 1 < len(words) and not words[i + 1].startswith("-"):
                 value = words[i + 1]
             if name in _KEPT and value:
-                found[name] = Found(value.strip("\"'"), "sbatch", file, number)
-    variables = {variable: str(one.value) for name, one in found.items() for variable in _VARIABLES.get(name, ())}
-    gres = re.search(r"gpu(?::[\w.-]+)?:(\d+)", str(found["gres"].value)) if "gres" in found else None
+                settings[name] = Found(value.strip("\"'"), "sbatch", file, number)
+    variables = {variable: str(setting.value) for name, setting in settings.items() for variable in _VARIABLES.get(name, ())}
+    gres = re.search(r"gpu(?::[\w.-]+)?:(\d+)", str(settings["gres"].value)) if "gres" in settings else None
     if gres:
         variables.setdefault("SLURM_GPUS_ON_NODE", gres[1])
-    return found, variables
+    return settings, variables

@@ -99,12 +99,12 @@ class _Collector:
             self._script(text, file)
             return
         if kind == "python":
-            found, notes = read_python(text, file)
+            settings, notes = read_python(text, file)
         else:
-            found, notes = tree_settings(text, kind, file), []
+            settings, notes = tree_settings(text, kind, file), []
         named = NamedFiles(directories(None, file), {}, self._add_file)
-        self._settings(found)
-        self._settings(named.of(found, []))
+        self._settings(settings)
+        self._settings(named.of(settings, []))
         self._out.notes += [*notes, *named.notes]
 
     def result(self) -> StaticSettings:
@@ -118,7 +118,10 @@ class _Collector:
                 left_out = "1 value is left out or masked" if len(names) == 1 else f"{len(names)} values are left out or masked; of each"
                 out.notes.append(f"{left_out}: {why} ({', '.join(sorted(names))})")
         for key, places in list(out.conflicts.items())[:_MAX_CONFLICTS]:
-            seen = [f"{'not given' if one.value is None else repr(one.value)} ({one.file}, line {one.line})" for one in places]
+            seen = [
+                f"{'not given' if setting.value is None else repr(setting.value)} ({setting.file}, line {setting.line})"
+                for setting in places
+            ]
             out.notes.append(f"'{key}' has several values: {some(seen, 5)}; it is equal to no single one of them")
         if len(out.conflicts) > _MAX_CONFLICTS:
             out.notes.append(f"{len(out.conflicts) - _MAX_CONFLICTS} more settings have several values")
@@ -131,22 +134,22 @@ class _Collector:
 
     def _mask_known(self) -> None:
         out, hide = self._out, self._without_known
-        for key, one in out.values.items():
-            if hide(one.value) != one.value:
+        for key, setting in out.values.items():
+            if hide(setting.value) != setting.value:
                 self._secrets[BY_VALUE].add(hide(key))
-        out.values = {hide(key): self._hide_in(one) for key, one in out.values.items()}
-        out.conflicts = {hide(key): [self._hide_in(one) for one in places] for key, places in out.conflicts.items()}
+        out.values = {hide(key): self._hide_in(setting) for key, setting in out.values.items()}
+        out.conflicts = {hide(key): [self._hide_in(setting) for setting in places] for key, places in out.conflicts.items()}
         self._secrets[BY_VALUE] |= {name for name, value in out.env.items() if hide(value) != value}
         out.env = {name: hide(value) for name, value in out.env.items()}
-        out.env_found = {name: self._hide_in(one) for name, one in out.env_found.items()}
+        out.env_found = {name: self._hide_in(setting) for name, setting in out.env_found.items()}
         out.launches = [
             replace(
-                one,
-                argv=tuple(map(hide, one.argv)),
-                env={name: hide(value) for name, value in one.env.items()},
-                condition=hide(one.condition),
+                setting,
+                argv=tuple(map(hide, setting.argv)),
+                env={name: hide(value) for name, value in setting.env.items()},
+                condition=hide(setting.condition),
             )
-            for one in out.launches
+            for setting in out.launches
         ]
 
     def _hide_in(self, one: Found) -> Found:
@@ -182,21 +185,21 @@ class _Collector:
     def _mask_text(self, text: str) -> str:
         return str(self._without_known(masked_value("", text)))
 
-    def _settings(self, found: Mapping[str, Found]) -> None:
+    def _settings(self, settings: Mapping[str, Found]) -> None:
         """Take values over; a key that is there with another value becomes a conflict, and the first counts."""
         out = self._out
-        values = {key: one.value for key, one in found.items()}
-        for key, one in found.items():
+        values = {key: setting.value for key, setting in settings.items()}
+        for key, setting in settings.items():
             name = judged_name(key, values)
             key = self._shown_key(key)
-            shown_value = mask_setting(name, one.value)
-            if shown_value != one.value:
-                self._secrets[BY_NAME if shown_value == HIDDEN and secret_setting(name, one.value) else BY_VALUE].add(key)
-                self._known_secrets |= {text for text in _hidden_texts(one.value, shown_value) if is_betrayed_by_use(text)}
-            one = _replace_value(one, _limit_size(shown_value), mask_text(one.why))
-            before = out.values.setdefault(key, one)
-            if before is not one and (before.value, type(before.value)) != (one.value, type(one.value)):
-                self._conflict(key, one)
+            shown_value = mask_setting(name, setting.value)
+            if shown_value != setting.value:
+                self._secrets[BY_NAME if shown_value == HIDDEN and secret_setting(name, setting.value) else BY_VALUE].add(key)
+                self._known_secrets |= {text for text in _hidden_texts(setting.value, shown_value) if is_betrayed_by_use(text)}
+            setting = _replace_value(setting, _limit_size(shown_value), mask_text(setting.why))
+            before = out.values.setdefault(key, setting)
+            if before is not setting and (before.value, type(before.value)) != (setting.value, type(setting.value)):
+                self._conflict(key, setting)
 
     def _shown_key(self, key: str) -> str:
         """A key as it may be written: a quoted text that begins with dashes is taken for an option."""
@@ -252,41 +255,43 @@ class _Collector:
 
     def _select_training_commands(self, parsed: list[Parsed], started: list[Started], file: str) -> list[Parsed]:
         """The commands that start the training: those that start ranks, where there are any."""
-        ranks = [one for one in parsed if one.launcher in DISTRIBUTED or one.launcher in STARTING_RANKS]
-        others = [one for one in parsed if one not in ranks]
+        ranks = [command for command in parsed if command.launcher in DISTRIBUTED or command.launcher in STARTING_RANKS]
+        others = [command for command in parsed if command not in ranks]
         if ranks and others:
-            lines = ", ".join(f"line {one.started.at.line} ({one.program})" for one in others[:10])
+            lines = ", ".join(f"line {command.started.at.line} ({command.program})" for command in others[:10])
             self._out.notes.append(f"{file}: taken as preparation, because another command starts ranks: {lines}")
         if not parsed and started:
-            seen = ", ".join(dict.fromkeys(show_text(one.argv[0]).rpartition("/")[2] for one in started))[:200]
+            seen = ", ".join(dict.fromkeys(show_text(command.argv[0]).rpartition("/")[2] for command in started))[:200]
             known = "torchrun, deepspeed, accelerate launch, msrun, srun, mpirun, python"
             self._out.notes.append(f"{file}: no command starts a training (known are {known}); commands in it: {seen}")
-        for one in started:
-            if show_text(one.argv[0]).startswith("--"):
+        for command in started:
+            if show_text(command.argv[0]).startswith("--"):
                 said = "stands as a command of its own; is a backslash missing at the end of the line before?"
-                self._out.notes.append(f"{one.at.file}, line {one.at.line}: {show_text(one.argv[0])} {said}")
+                self._out.notes.append(f"{command.at.file}, line {command.at.line}: {show_text(command.argv[0])} {said}")
         return ranks or others
 
-    def _launch(self, one: Parsed, script: str) -> set[str]:
+    def _launch(self, command: Parsed, script: str) -> set[str]:
         """Take one command over; the keys that it gives."""
-        started = one.started
+        started = command.started
         argv = tuple(show_text(word) for word in started.argv)
         env = {name: masked_value(name, show_text(text)) for name, text in started.env.items() if not secret_variable(name)}
         hidden = tuple(masked_arguments(argv))
         condition = mask_text(started.condition)
-        self._out.launches.append(Launch(one.launcher, mask_text(one.program), hidden, env, started.at.file, started.at.line, condition))
+        self._out.launches.append(
+            Launch(command.launcher, mask_text(command.program), hidden, env, started.at.file, started.at.line, condition)
+        )
         if started.condition:
             self._out.notes.append(f"{started.at.file}, line {started.at.line}: this training is started only if {started.condition}")
         self._variables(started.env)
-        options = {**one.of_launcher, **one.options.found}
+        options = {**command.of_launcher, **command.options.found}
         written = {path: show_text(text) for path, text in started.written.items()}
-        named = NamedFiles(directories(started.directory, script, one.program), written, self._add_file)
-        from_files = named.of(options, [show_text(word) for word in one.options.positionals])
+        named = NamedFiles(directories(started.directory, script, command.program), written, self._add_file)
+        from_files = named.of(options, [show_text(word) for word in command.options.positionals])
         for key in from_files.keys() & options.keys():
             if options[key].value != from_files[key].value:
                 place = f"{from_files[key].file}, line {from_files[key].line}"
                 self._out.notes.append(f"{place}: '{key}' is given on the command line too, and that counts")
-        together = {self._shown_key(key): found for key, found in {**options, **from_files, **options}.items()}
+        together = {self._shown_key(key): setting for key, setting in {**options, **from_files, **options}.items()}
         self._settings(together)
         self._out.notes += named.notes
         return set(together)
@@ -297,7 +302,7 @@ class _Collector:
             if secret_variable(name):
                 self._secrets[BY_NAME].add(name)
                 continue
-            at = text[0].at if text else Place("", 0)
+            place = text[0].at if text else Place("", 0)
             unknown = unknown_of(text)
             value = str(_limit_size(masked_value(name, show_text(text))))
             if value != str(_limit_size(show_text(text))):
@@ -306,15 +311,15 @@ class _Collector:
             if value not in values:
                 values.append(value)
             self._out.env[name] = " or ".join(values)  # of several commands: equal to no single one of them
-            found = Found(
+            setting = Found(
                 value,
                 "shell",
-                at.file,
-                at.line,
+                place.file,
+                place.line,
                 unknown is None,
                 mask_text(f"{unknown.source} {unknown.why}") if unknown else "",
             )
-            self._out.env_found.setdefault(name, found)
+            self._out.env_found.setdefault(name, setting)
 
 
 def _limit_size(value: object) -> object:
@@ -358,22 +363,22 @@ class _Finder:
     def __init__(self, context: Context, read: Callable[[str], None], know: Callable[[str], None]) -> None:
         self._context, self._read, self._know = context, read, know
 
-    def __call__(self, path: str, state: State, at: Place) -> tuple[str, str] | None:
+    def __call__(self, path: str, state: State, place: Place) -> tuple[str, str] | None:
         name = path.rpartition("/")[2]
         if name in _NOT_SOURCED:
-            self._context.add_note(at, f"{short(path)} sets up the shell; it is not read")
+            self._context.add_note(place, f"{short(path)} sets up the shell; it is not read")
             return None
         if path in state.written:
             return self._context.paste(state.written[path]), path
-        candidate = tree_files.first_file(path, directories(state.directory, at.file))
+        candidate = tree_files.first_file(path, directories(state.directory, place.file))
         if candidate is not None:
             try:
                 text = tree_files.read_text(candidate).replace("\r\n", "\n").replace("\0", "")
             except DumpFormatError as error:
-                self._context.add_note(at, str(error))
+                self._context.add_note(place, str(error))
                 return None
             self._read(str(candidate))
             self._know(text)
             return text, str(candidate)
-        self._context.add_note(at, f"{short(path)} is not here; what it sets or starts is not known")
+        self._context.add_note(place, f"{short(path)} is not here; what it sets or starts is not known")
         return None

@@ -84,15 +84,15 @@ class StaticSettings:
         ``{"description": "duplicate_value", "values": [...]}``. What is not known stands as in the script.
         """
         shape: dict[str, Any] = {}
-        for key, found in self.values.items():
-            if found.value is None:
+        for key, setting in self.values.items():
+            if setting.value is None:
                 continue
             if key in self.conflicts:
                 values: list[Any] = []
                 for other in self.conflicts[key]:
                     if other.value is not None and other.value not in values:
                         values.append(other.value)
-                shape[key] = {"description": "duplicate_value", "values": values} if len(values) > 1 else found.value
+                shape[key] = {"description": "duplicate_value", "values": values} if len(values) > 1 else setting.value
             else:
-                shape[key] = found.value
+                shape[key] = setting.value
         return shape

@@ -28,21 +28,21 @@ def fold(made: Mapping[str, bytes], before: Opened, rank: int) -> dict[str, byte
         ArchiveError: an entry that is there is damaged.
     """
     there = {entry.filename: entry for entry in before.entries}
-    own, left, equal = entries.of_rank(entries.SAME, rank), dict[str, bytes](), dict[str, str]()
+    own, kept, equal = entries.of_rank(entries.SAME, rank), dict[str, bytes](), dict[str, str]()
     for name, content in made.items():
         twin = None if name in there else _twin(name, content, before, there)
         if twin is None:
-            left[name] = content
+            kept[name] = content
         else:
             equal[name] = twin
     said = {name: of_entry(read_member(before.file, there[name], _MOST_BYTES)) for name in there if entries.is_same(name)}
     changed = {own} if equal or made.keys() & said.get(own, {}).keys() else set[str]()
     said[own] = {name: of for name, of in said.get(own, {}).items() if name not in made} | equal
-    for at, names in said.items():
-        for name in [name for name, of in names.items() if of in left and of in there]:
-            left[name] = read_member(before.file, there[names.pop(name)], _MOST_BYTES)
-            changed.add(at)
-    return left | {at: json.dumps(said[at]).encode() for at in changed}
+    for digest, names in said.items():
+        for name in [name for name, of in names.items() if of in kept and of in there]:
+            kept[name] = read_member(before.file, there[names.pop(name)], _MOST_BYTES)
+            changed.add(digest)
+    return kept | {digest: json.dumps(said[digest]).encode() for digest in changed}
 
 
 def _twin(name: str, content: bytes, before: Opened, there: Mapping[str, ZipInfo]) -> str | None:

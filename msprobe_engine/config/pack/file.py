@@ -168,32 +168,32 @@ def open_archive(fd: int) -> Opened:
     try:
         return Opened(whole, *read_directory(whole), damaged=False)
     except ArchiveError:
-        found, end = _entries(fd, size)
-        if not found:
+        members, end = _entries(fd, size)
+        if not members:
             raise
-        return Opened(whole, found, end, damaged=True)
+        return Opened(whole, members, end, damaged=True)
 
 
 def _entries(fd: int, size: int) -> tuple[list[zipfile.ZipInfo], int]:
     """The entries that lie one behind the other from the start of the file, and where the last one ends."""
-    found: dict[str, zipfile.ZipInfo] = {}
-    at = 0
-    while len(found) < MOST_ENTRIES:
-        head = os.pread(fd, LOCAL_HEADER.size, at)
+    members: dict[str, zipfile.ZipInfo] = {}
+    position = 0
+    while len(members) < MOST_ENTRIES:
+        head = os.pread(fd, LOCAL_HEADER.size, position)
         if len(head) < LOCAL_HEADER.size:
             break
         signature, version, flags, method, _, _, crc, packed, plain, name_length, extra_length = LOCAL_HEADER.unpack(head)
-        data = at + LOCAL_HEADER.size + name_length + extra_length
+        data = position + LOCAL_HEADER.size + name_length + extra_length
         if signature != MEMBER or flags & _SIZES_FOLLOW or data + packed > size:
             break
-        name = os.pread(fd, name_length, at + LOCAL_HEADER.size).decode("utf-8" if flags & _UTF8 else "cp437", "replace")
+        name = os.pread(fd, name_length, position + LOCAL_HEADER.size).decode("utf-8" if flags & _UTF8 else "cp437", "replace")
         entry = zipfile.ZipInfo(name)
-        entry.header_offset, entry.CRC, entry.compress_size, entry.file_size = at, crc, packed, plain
+        entry.header_offset, entry.CRC, entry.compress_size, entry.file_size = position, crc, packed, plain
         entry.compress_type, entry.flag_bits, entry.extract_version = method, flags, version
         entry.external_attr = ENTRY_MODE << 16
-        found[name] = entry
-        at = data + packed
-    return list(found.values()), at
+        members[name] = entry
+        position = data + packed
+    return list(members.values()), position
 
 
 def append(fd: int, entries: Mapping[str, bytes], before: Opened | None) -> None:
@@ -224,9 +224,9 @@ def append(fd: int, entries: Mapping[str, bytes], before: Opened | None) -> None
         raise
 
 
-def _write(fd: int, data: memoryview, at: int) -> None:
-    end = at + data.nbytes
+def _write(fd: int, data: memoryview, position: int) -> None:
+    end = position + data.nbytes
     while data.nbytes:
-        done = os.pwrite(fd, data, at)
-        data, at = data[done:], at + done
+        written = os.pwrite(fd, data, position)
+        data, position = data[written:], position + written
     os.ftruncate(fd, end)

@@ -42,10 +42,10 @@ class Pack:
         others = sorted(path.parent.glob(f"{_plain(path.stem)}@*.zip"))
         run: str | None = None
         for file in [path, *others] if path.exists() or not others else others:
-            read, its = self._read_file(file)
+            read, hash_text = self._read_file(file)
             if run is None:
-                run = its
-            elif its != run:
+                run = hash_text
+            elif hash_text != run:
                 if not (
                     file.stem.partition("@")[2].startswith("ranks") and path.exists() and file.stat().st_mtime < path.stat().st_mtime
                 ):  # left by an earlier, larger job
@@ -133,14 +133,14 @@ class Pack:
     @property
     def ranks(self) -> list[int]:
         """All ranks that have written anything, ascending."""
-        found = {at[1] for name in self.names if (at := entries.ranks_of(name))}
-        found |= {step[2] for name in self.names if (step := entries.steps_of(name) or entries.existing_of(name))}
-        return sorted(found)
+        ranks = {place[1] for name in self.names if (place := entries.ranks_of(name))}
+        ranks |= {step[2] for name in self.names if (step := entries.steps_of(name) or entries.existing_of(name))}
+        return sorted(ranks)
 
     def by_rank(self, part: str) -> dict[int, str]:
         """Rank to entry of `part`: ``ranks``, ``env``, ``system``, ``hyperparameters``, ``random`` (see `entries.of_rank`)."""
-        found = ((at, name) for name in self.names if (at := entries.ranks_of(name)))
-        return {rank: name for (kind, rank), name in sorted(found) if kind == part}
+        placed = ((place, name) for name in self.names if (place := entries.ranks_of(name)))
+        return {rank: name for (kind, rank), name in sorted(placed) if kind == part}
 
     def by_step(self, part: str) -> dict[tuple[int, int], str]:
         """(step, rank) to entry of digests: ``weights`` or ``dataset``."""
@@ -151,8 +151,8 @@ class Pack:
         return self._at_steps(part, entries.existing_of)
 
     def _at_steps(self, part: str, place_of: Callable[[str], tuple[str, int, int] | None]) -> dict[tuple[int, int], str]:
-        found = ((at, name) for name in self.names if (at := place_of(name)))
-        return {(step, rank): name for (kind, step, rank), name in sorted(found) if kind == part}
+        placed = ((place, name) for name in self.names if (place := place_of(name)))
+        return {(step, rank): name for (kind, step, rank), name in sorted(placed) if kind == part}
 
     def packages(self) -> dict[str, list[str]]:
         """Installed distributions of ``pip``: name to versions, of several the imported one first; empty without the entry."""
@@ -169,12 +169,12 @@ class Pack:
         try:
             with open_input(path) as opened:
                 archive = pack_file.open_archive(opened.fileno())
-                found, nameless, repeated = check_members(
+                members, nameless, repeated = check_members(
                     archive.entries, Limits(pack_file.MOST_ENTRY_BYTES, pack_file.MOST_BYTES, portable=True, tolerant=True)
                 )
-                if entries.META in found:
+                if entries.META in members:
                     with contextlib.suppress(ValueError, TypeError, LookupError):  # said when the entry is asked for
-                        run = str(parse_json(read_member(opened, found[entries.META], pack_file.MOST_OF_HEAD))["run"])
+                        run = str(parse_json(read_member(opened, members[entries.META], pack_file.MOST_OF_HEAD))["run"])
         except OSError as error:
             raise DumpFormatError(f"cannot read the pack {one_line(str(path))}: {error.strerror or error}") from error
         except ArchiveError as error:
@@ -184,13 +184,13 @@ class Pack:
         if nameless:
             self.problems.append(f"{path.name}: {nameless} entries have no name and are left out; no tool writes such, do not trust it")
         if archive.damaged:
-            self.problems.append(f"{path.name}: its end is missing; {len(found)} entries before it are read")
+            self.problems.append(f"{path.name}: its end is missing; {len(members)} entries before it are read")
         if repeated:
             self.problems.append(
                 f"{path.name}: {len(repeated)} entries are there more than once ({one_line(min(repeated))}), as when two runs wrote "
                 "into one pack; the last of each is taken, and steps of the earlier run may be left over"
             )
-        return found, run
+        return members, run
 
 
 def read_pack(path: str | Path) -> Pack:

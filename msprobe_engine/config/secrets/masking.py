@@ -170,24 +170,24 @@ def values_of_secrets(text: str) -> set[str]:
 def _by_names(text: str, collected: set[str] | None = None) -> str:
     for pattern in (_ASSIGNED, _OPTION):
         parts: list[str] = []
-        done = at = 0
-        while (found := pattern.search(text, at)) is not None:
-            at = found.end()  # a value may have pairs of its own
-            name = found["name"].lstrip("-.0123456789")
-            if not may_name_secret(name) or text.startswith(HIDDEN, at + len(_quotes(text, at))):
+        copied = position = 0
+        while (match := pattern.search(text, position)) is not None:
+            position = match.end()  # a value may have pairs of its own
+            name = match["name"].lstrip("-.0123456789")
+            if not may_name_secret(name) or text.startswith(HIDDEN, position + len(_quotes(text, position))):
                 continue
-            value = _VALUE.match(text, at) if names_secret(name) else _VALUE.match(text, at, at + _LONGEST_JUDGED)
-            if value is None or not _is_secret(text, found, name, value):
+            value = _VALUE.match(text, position) if names_secret(name) else _VALUE.match(text, position, position + _LONGEST_JUDGED)
+            if value is None or not _is_secret(text, match, name, value):
                 continue
             start, end = value.span(_kind(value))
             if value["bare"] is not None:
                 end = start + len(value["bare"].rstrip(")]}"))
             if end > start:
-                parts += [text[done:start], HIDDEN]
+                parts += [text[copied:start], HIDDEN]
                 if collected is not None:
                     collected.add(text[start:end])
-                done = at = end
-        text = "".join([*parts, text[done:]])
+                copied = position = end
+        text = "".join([*parts, text[copied:]])
     return text
 
 
@@ -274,7 +274,7 @@ def _masked_structure(name: str, text: str) -> str:
     try:
         documents = parse_foreign_yaml(stripped)
         before = json.dumps(documents, default=str)
-        after = json.dumps([mask_setting(name, one) for one in documents], default=str)
+        after = json.dumps([mask_setting(name, document) for document in documents], default=str)
     except (TextError, TypeError, ValueError, RecursionError):
         return text
     return text if before == after else after[1:-1]
@@ -286,17 +286,17 @@ def masked_arguments(arguments: Sequence[str], name: str = "") -> list[str]:
     Args:
         name: of what holds the words.
     """
-    found: list[str] = []
+    masked: list[str] = []
     option = ""
     for argument in arguments:
         first, equals, value = argument.partition("=")
         if argument.startswith("-") and not (option and secret_setting(option, argument) and " " in argument):
             option = "" if equals else argument.lstrip("-")
-            found.append(f"{first}={mask_setting(first.lstrip('-'), value)}" if equals else masked_value(name, argument))
+            masked.append(f"{first}={mask_setting(first.lstrip('-'), value)}" if equals else masked_value(name, argument))
             continue
-        found.append(str(mask_setting(option or name, argument)))
+        masked.append(str(mask_setting(option or name, argument)))
         option = ""
-    return found
+    return masked
 
 
 _ESCAPED = re.compile(r"%[0-9A-Fa-f]{2}")

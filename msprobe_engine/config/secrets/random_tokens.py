@@ -117,17 +117,17 @@ def masked_random(text: str, hidden: str) -> str:
     if len(text) < SHORTEST:
         return text
 
-    def mask_word(found: re.Match[str]) -> str:
-        word, start = found[0], found.start()
+    def mask_word(match: re.Match[str]) -> str:
+        word, start = match[0], match.start()
         in_url = _is_url(text, start)
         if word.startswith(("/", "./", "../", "~/")) and not in_url:
             return word
         if not in_url and "=" not in word.rstrip("=") and word[0] not in "-.":
             return hidden if _is_key(word, text[max(0, start - 40) : start]) else word
-        parts, at = [], start
+        parts, position = [], start
         for part in _SPLIT.split(word):
-            parts.append(hidden if len(part) >= SHORTEST and _is_key(part, text[max(0, at - 40) : at]) else part)
-            at += len(part)
+            parts.append(hidden if len(part) >= SHORTEST and _is_key(part, text[max(0, position - 40) : position]) else part)
+            position += len(part)
         return "".join(parts)
 
     return _WORD.sub(mask_word, text)

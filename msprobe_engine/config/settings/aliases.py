@@ -129,9 +129,9 @@ def default_of(term: Term, framework: str, version: str = "") -> Any:
     value = term.default[framework]
     if not isinstance(value, Mapping):
         return value
-    for condition, one in value.items():
+    for condition, default in value.items():
         if version and _holds(condition, version):
-            return one
+            return default
     raise KeyError(framework)
 
 

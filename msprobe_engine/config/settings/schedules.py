@@ -94,17 +94,17 @@ def _megatron(s: _Shape, _: PackSettings) -> Callable[[int], float] | None:
         return None
 
     def rate(update: int) -> float:
-        done = update - 1  # Megatron sets the rate of the next update when one is done
-        if s.warmup > 0 and done <= s.warmup:
-            return s.first + (s.peak - s.first) * done / s.warmup
+        updates = update - 1  # Megatron sets the rate of the next update when one is done
+        if s.warmup > 0 and updates <= s.warmup:
+            return s.first + (s.peak - s.first) * updates / s.warmup
         if s.style == "constant":
             return s.peak
-        if done > s.end:
+        if updates > s.end:
             return s.low
         if s.style == "inversesqrt":
             warmup = max(s.warmup, 1)
-            return max(s.low, s.peak * math.sqrt(warmup) / math.sqrt(max(done, 1)))
-        share = (done - s.warmup) / max(s.end - s.warmup, 1)
+            return max(s.low, s.peak * math.sqrt(warmup) / math.sqrt(max(updates, 1)))
+        share = (updates - s.warmup) / max(s.end - s.warmup, 1)
         return s.low + (s.peak - s.low) * (1 - share if s.style == "linear" else 0.5 * (math.cos(math.pi * share) + 1))
 
     return rate
@@ -116,12 +116,12 @@ def _transformers(s: _Shape, side: PackSettings) -> Callable[[int], float] | Non
         return None
 
     def rate(update: int) -> float:
-        done = update - 1
-        if done < s.warmup:
-            return s.peak * done / max(1, s.warmup)
+        updates = update - 1
+        if updates < s.warmup:
+            return s.peak * updates / max(1, s.warmup)
         if s.style == "constant":
             return s.peak
-        share = (done - s.warmup) / max(1, s.end - s.warmup)
+        share = (updates - s.warmup) / max(1, s.end - s.warmup)
         if s.style == "linear":
             return s.peak * max(0.0, 1 - share)
         low = s.low / s.peak if s.peak else 0.0
@@ -142,12 +142,12 @@ def _torchtitan(s: _Shape, side: PackSettings) -> Callable[[int], float] | None:
     low = s.low / s.peak if s.peak else 0.0
 
     def rate(update: int) -> float:
-        done = update - 1
-        if done < warmup:
-            return s.peak * (done + 1) / warmup
-        if done < warmup + stable:
+        updates = update - 1
+        if updates < warmup:
+            return s.peak * (updates + 1) / warmup
+        if updates < warmup + stable:
             return s.peak
-        share = (done + 1 - (warmup + stable)) / max(falls, 1)
+        share = (updates + 1 - (warmup + stable)) / max(falls, 1)
         shape = {"linear": 1 - share, "sqrt": 1 - math.sqrt(share), "cosine": 0.5 * (1 + math.cos(math.pi * share))}[s.style]
         return s.peak * (low + (1 - low) * shape)
 

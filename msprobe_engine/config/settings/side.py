@@ -87,53 +87,53 @@ class PackSettings:
         self.settings: dict[str, Setting] = {}
         self.masked: dict[str, bool] = {}  # settings whose values look like secrets: does the name say that it is one?
         settings = list(settings)
-        values = {one.name: one.value for one in settings}
-        for one in settings:
-            judged = judged_name(one.name, values)
-            for name, value in _flat(one.name, masking.mask_setting(judged, one.value)):
+        values = {setting.name: setting.value for setting in settings}
+        for setting in settings:
+            judged = judged_name(setting.name, values)
+            for name, value in _flat(setting.name, masking.mask_setting(judged, setting.value)):
                 if value == masking.HIDDEN:
-                    self.masked[name] = names_secret((name if judged == one.name else judged).rpartition(".")[2])
+                    self.masked[name] = names_secret((name if judged == setting.name else judged).rpartition(".")[2])
                 else:
-                    self.settings.setdefault(key(name), Setting(name, value, one.origin, one.where, one.framework))
+                    self.settings.setdefault(key(name), Setting(name, value, setting.origin, setting.where, setting.framework))
         self.world_size = world_size
         self.versions = versions or {}
         self.opaque = opaque
         self.no_floats = no_floats
         self.frameworks = self._frameworks()
         self.deepspeed_file = any(
-            _OF_DEEPSPEED_FILE.search(name) and not normalize.is_unset(one.value) for name, one in self.settings.items()
+            _OF_DEEPSPEED_FILE.search(name) and not normalize.is_unset(setting.value) for name, setting in self.settings.items()
         )
         self.conflicts: dict[str, str] = {}
         self.unsettled: set[str] = set()  # terms that were asked for and have several values, see `derived.quantity`
         self._terms: dict[str, list[tuple[Alias, Setting]]] = {}
-        for name, one in self.settings.items():
+        for name, setting in self.settings.items():
             for alias in self.aliases(name):
-                self._terms.setdefault(alias.term.name, []).append((alias, one))
+                self._terms.setdefault(alias.term.name, []).append((alias, setting))
 
     def _frameworks(self) -> tuple[str, ...]:
         votes: Counter[str] = Counter()
-        for name, one in self.settings.items():
-            if one.framework:
-                votes[one.framework] += ENOUGH
+        for name, setting in self.settings.items():
+            if setting.framework:
+                votes[setting.framework] += ENOUGH
                 continue
-            found = {alias.framework for alias in self.terms.aliases(name)} - {ANY}
-            if "deepspeed" in found and normalize.plain(one.value) == "auto":  # only Transformers and Accelerate fill that in
+            frameworks = {alias.framework for alias in self.terms.aliases(name)} - {ANY}
+            if "deepspeed" in frameworks and normalize.plain(setting.value) == "auto":  # only Transformers and Accelerate fill that in
                 votes["transformers"] += ENOUGH
-            if len(found) == 1:
-                votes[found.pop()] += 1
+            if len(frameworks) == 1:
+                votes[frameworks.pop()] += 1
         return tuple(name for name in FRAMEWORKS if votes[name] >= ENOUGH)
 
     def aliases(self, name: str) -> list[Alias]:
         """What a setting is: of its framework, of those this side speaks of, or of any."""
-        found = self.terms.aliases(name)
-        one = self.settings.get(name)
-        own = one.framework if one is not None else ""
-        best = [alias for alias in found if alias.framework == own] or [
-            alias for alias in found if not own and alias.framework in self.frameworks
+        aliases = self.terms.aliases(name)
+        setting = self.settings.get(name)
+        own = setting.framework if setting is not None else ""
+        best = [alias for alias in aliases if alias.framework == own] or [
+            alias for alias in aliases if not own and alias.framework in self.frameworks
         ]
-        best = best or [alias for alias in found if alias.framework == ANY]
+        best = best or [alias for alias in aliases if alias.framework == ANY]
         if not own:  # a name means nothing in a framework that is known to be another one
-            best = best or list(found)
+            best = best or list(aliases)
         seen: dict[tuple[str, int | None], Alias] = {}
         for alias in best:
             seen.setdefault((alias.term.name, alias.index), alias)
@@ -150,32 +150,35 @@ class PackSettings:
 
     def quantity_of(self, name: str) -> Quantity | None:
         """A term that a setting says; of several the one with the longest name, and a note in `conflicts` when they differ."""
-        found = []
-        for alias, one in self._terms.get(name, ()):
+        candidates = []
+        for alias, setting in self._terms.get(name, ()):
             if self._by_engine(name) and alias.framework != "deepspeed":
                 continue
-            value = self.read_setting(alias, one)
+            value = self.read_setting(alias, setting)
             if value is not None:
-                found.append((alias.length, -_order(alias.framework), value, one))
-        if not found:
+                candidates.append((alias.length, -_order(alias.framework), value, setting))
+        if not candidates:
             return None
-        found.sort(key=lambda row: row[:2], reverse=True)
-        value, one = found[0][2:]
+        candidates.sort(key=lambda row: row[:2], reverse=True)
+        value, setting = candidates[0][2:]
         if isinstance(value, normalize.Several):
             self.unsettled.add(name)
-        others = [other for _, _, v, other in found[1:] if not normalize.same(v, value)]
+        others = [other for _, _, v, other in candidates[1:] if not normalize.same(v, value)]
         if others:
             self.conflicts[name] = (
-                f"{one.name} is {normalize.show_value(one.value)}, {others[0].name} is {normalize.show_value(others[0].value)}"
+                f"{setting.name} is {normalize.show_value(setting.value)}, {others[0].name} is {normalize.show_value(others[0].value)}"
             )
-        return Quantity(value, normalize.show_value(one.value), (one.name,))
+        return Quantity(value, normalize.show_value(setting.value), (setting.name,))
 
     def possible(self, term: Term) -> tuple[str, ...]:
         """Frameworks that have the names by which this side says a term."""
-        found = {
-            alias.framework for _, one in self._terms.get(term.name, ()) for alias in self.terms.aliases(one.name) if alias.term is term
+        frameworks = {
+            alias.framework
+            for _, setting in self._terms.get(term.name, ())
+            for alias in self.terms.aliases(setting.name)
+            if alias.term is term
         }
-        return tuple(name for name in FRAMEWORKS if name in found)
+        return tuple(name for name in FRAMEWORKS if name in frameworks)
 
     def _by_engine(self, name: str) -> bool:
         """Does a DeepSpeed file alone decide on a term?"""
@@ -208,20 +211,20 @@ class PackSettings:
 
 def read_value(alias: Alias, value: Any) -> Any:
     """A value as a term means it; None when it says nothing."""
-    found = normalize.plain(value)
-    if found is None or found == "auto":
+    plain = normalize.plain(value)
+    if plain is None or plain == "auto":
         return None
-    if isinstance(found, normalize.Several):
-        return found
+    if isinstance(plain, normalize.Several):
+        return plain
     if alias.index is not None:
-        if not isinstance(found, tuple) or alias.index >= len(found):
+        if not isinstance(plain, tuple) or alias.index >= len(plain):
             return None
-        found = found[alias.index]
+        plain = plain[alias.index]
     if alias.form == "not ":
-        found = not found
+        plain = not plain
     elif alias.form == "2**":
-        found = 2**found if isinstance(found, int) and 0 <= found < 128 else None
-    return None if found in alias.term.unsaid else meant(alias.term, alias.framework, found)
+        plain = 2**plain if isinstance(plain, int) and 0 <= plain < 128 else None
+    return None if plain in alias.term.unsaid else meant(alias.term, alias.framework, plain)
 
 
 def meant(term: Term, framework: str, value: Any) -> Any:

@@ -84,17 +84,17 @@ def existing_form(result: Result) -> dict[str, Any]:
 
     Of tensors of other shapes `numel` and `shape` are lists of both sides', and `l2` and `cos` null.
     """
-    found: dict[str, Any] = {}
+    form: dict[str, Any] = {}
     for t in result.tensors:
         if t.state or t.group != "model":
             continue
         if t.shape_a != t.shape_b:
             numel: Any = [math.prod(t.shape_a), math.prod(t.shape_b)]
-            found[t.name] = {"l2": None, "cos": None, "numel": numel, "shape": [list(t.shape_a), list(t.shape_b)]}
+            form[t.name] = {"l2": None, "cos": None, "numel": numel, "shape": [list(t.shape_a), list(t.shape_b)]}
         else:
             data = t.to_json()
-            found[t.name] = {"l2": data["l2"], "cos": data["cos"], "numel": t.numel, "shape": list(t.shape_a)}
-    return found
+            form[t.name] = {"l2": data["l2"], "cos": data["cos"], "numel": t.numel, "shape": list(t.shape_a)}
+    return form
 
 
 def refuse_existing(path: Path) -> None:

@@ -106,11 +106,11 @@ def _files(result: Result) -> list[str]:
         (RUN, result.a, [t.files_a for t in result.different]),
         (GOLDEN, result.b, [t.files_b for t in result.different]),
     ):
-        found: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
         for each_file in files:
-            found.update(each_file)
-        if 1 < len(found) <= 3 and len(found) < side.files:  # a single one is a hint
-            each = ", ".join(f"{one_line(file)} ({count})" for file, count in found.most_common())
+            counts.update(each_file)
+        if 1 < len(counts) <= 3 and len(counts) < side.files:  # a single one is a hint
+            each = ", ".join(f"{one_line(file)} ({count})" for file, count in counts.most_common())
             lines.append(f"  all changed elements of {which} lie in {each}")
     return lines
 

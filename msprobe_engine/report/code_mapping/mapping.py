@@ -100,41 +100,41 @@ def map_code(ir: Sequence[Path], dump: Path, output: Path, in_place: bool = Fals
         SinkError: a table cannot be written.
         UsageError: there is nothing at a path.
     """
-    found = Mapped(graphs=_graphs(ir))
-    lookup = Lookup(_all_nodes(found.graphs))
-    tensors, tables = _data(dump, found)
+    mapped = Mapped(graphs=_graphs(ir))
+    lookup = Lookup(_all_nodes(mapped.graphs))
+    tensors, tables = _data(dump, mapped)
     with guard_writing(output):
         make_directories(os.fspath(output))
     stamp = time.strftime("%Y%m%d%H%M%S")
     if tensors:
-        _write(found, output / f"code_mapping_{stamp}.csv", (COLUMNS, *_tensor_rows(tensors, lookup, found)))
+        _write(mapped, output / f"code_mapping_{stamp}.csv", (COLUMNS, *_tensor_rows(tensors, lookup, mapped)))
     for table in tables:
-        rows = _statistic_rows(table, lookup, found)
+        rows = _statistic_rows(table, lookup, mapped)
         below = table.parent.relative_to(dump) if dump.is_dir() else Path()
         target = table if in_place else output / below / f"statistic_code_mapping_{stamp}.csv"
         make_directories(os.fspath(target.parent))
-        _write(found, target, rows)
-    if found.unknown and not found.located and not found.near:
+        _write(mapped, target, rows)
+    if mapped.unknown and not mapped.located and not mapped.near:
         raise DumpFormatError(
-            f"{', '.join(map(str, found.graphs))}: knows none of the {len(found.unknown)} operators of {dump}; give {TRACES}* of the run "
+            f"{', '.join(map(str, mapped.graphs))}: knows none of the {len(mapped.unknown)} operators of {dump}; give {TRACES}* of the run "
             "that wrote the dump (save_graphs=2), not of an earlier stage of the compiler or of another graph"
         )
-    return found
+    return mapped
 
 
 def _graphs(given: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    graphs: list[Path] = []
     for path in given:
         if path.is_dir():
             inside = sorted(entry for entry in path.rglob(f"{TRACES}*") if entry.is_file())
             if not inside:
                 raise UsageError(f"{path}: has no file {TRACES}*; save_graphs=2 makes MindSpore write it. Or name an IR file")
-            found += inside
+            graphs += inside
         elif path.is_file():
-            found.append(path)
+            graphs.append(path)
         else:
             raise UsageError(f"{path}: there is no such file or directory; give an IR file that MindSpore wrote (save_graphs)")
-    return found
+    return graphs
 
 
 def _all_nodes(graphs: Iterable[Path]) -> Iterator[Node]:
@@ -142,7 +142,7 @@ def _all_nodes(graphs: Iterable[Path]) -> Iterator[Node]:
         yield from read_nodes(path)
 
 
-def _data(dump: Path, found: Mapped) -> tuple[list[tuple[Path, str, str]], list[Path]]:
+def _data(dump: Path, mapped: Mapped) -> tuple[list[tuple[Path, str, str]], list[Path]]:
     """Tensor files with op name and type, and statistic tables."""
     if dump.is_file():
         if dump.suffix == ".csv":
@@ -159,7 +159,7 @@ def _data(dump: Path, found: Mapped) -> tuple[list[tuple[Path, str, str]], list[
         files, others = kernel_files(directory)
         iterations.setdefault(_iteration(directory), []).extend(files)
         if others:
-            found.notes.append(f"{directory}: {len(others)} .npy files are no kernel's ({others[0]}); left out")
+            mapped.notes.append(f"{directory}: {len(others)} .npy files are no kernel's ({others[0]}); left out")
         if (directory / STATISTIC).is_file():
             tables.append(directory / STATISTIC)
     tensors = [(file.path, file.op_name, file.op_type) for _, files in sorted(iterations.items()) for file in in_order(files)]
@@ -181,7 +181,7 @@ def _tensor_rows(tensors: Iterable[tuple[Path, str, str]], lookup: Lookup, found
         yield (os.fspath(path), *_cells(lookup.find(name, kind), name, kind, found))
 
 
-def _statistic_rows(path: Path, lookup: Lookup, found: Mapped) -> Iterator[Sequence[str]]:
+def _statistic_rows(path: Path, lookup: Lookup, mapped: Mapped) -> Iterator[Sequence[str]]:
     """The table with two columns more. MindSpore ends rows with a comma that the header has not."""
     rows = read_rows(path)
     header = [cell.strip() for cell in next(rows, [])]
@@ -194,23 +194,23 @@ def _statistic_rows(path: Path, lookup: Lookup, found: Mapped) -> Iterator[Seque
     for row in rows:
         row += [""] * (len(header) - len(row))
         name, kind = row[plain["op name"]], row[plain["op type"]] if "op type" in plain else ""
-        yield (*(row[number] for number in kept), *_cells(lookup.find(name, kind), name, kind, found))
+        yield (*(row[number] for number in kept), *_cells(lookup.find(name, kind), name, kind, mapped))
 
 
-def _cells(nodes: Found, name: str, kind: str, found: Mapped) -> tuple[str, str]:
+def _cells(nodes: Found, name: str, kind: str, mapped: Mapped) -> tuple[str, str]:
     """Code stack and scope; counts the row."""
-    found.rows += 1
+    mapped.rows += 1
     if kind == "Parameter":
-        found.parameters += 1
+        mapped.parameters += 1
         return "", name
     if not nodes.nodes:
-        found.unknown[name] = None
+        mapped.unknown[name] = None
         return "", ""
     lines = [line for node in nodes.nodes for line in node.lines]
     own = any(node.has_source and not node.lines[0].startswith("No line") for node in nodes.nodes)
-    found.located += own
-    found.near += bool(lines) and not own
-    found.without += not lines
+    mapped.located += own
+    mapped.near += bool(lines) and not own
+    mapped.without += not lines
     scopes = "\n".join(dict.fromkeys(node.scope for node in nodes.nodes))
     return "\n".join(lines)[:_LONGEST_CELL], scopes[:_LONGEST_CELL]
 

@@ -26,7 +26,7 @@ XLSX, JSON, HTML = "result.xlsx", "result.json", "result.html"
 NO_XLSX = Sentence("result.xlsx is not written: it needs xlsxwriter ({0})", install_command("xlsx"))
 
 
-def write_results(found: Comparison, directory: str | Path, old: bool = False) -> list[Path]:
+def write_results(comparison: Comparison, directory: str | Path, old: bool = False) -> list[Path]:
     """Write all forms of a result.
 
     Args:
@@ -34,7 +34,7 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
         old: ``pass_check`` as version 8.1.1 has it.
 
     Returns:
-        the files; a note in `found` says what is not there.
+        the files; a note in `comparison` says what is not there.
 
     Raises:
         SinkError: the directory or a file cannot be written.
@@ -44,14 +44,14 @@ def write_results(found: Comparison, directory: str | Path, old: bool = False) -
         make_directories(os.fspath(place))
     book = place / XLSX
     if not available():
-        found.notes.append(NO_XLSX)
+        comparison.notes.append(NO_XLSX)
         _set_aside(book)
     written = [
-        write_report(place / JSON, json_text(found)),
-        write_report(place / HTML, page.page(found)),
+        write_report(place / JSON, json_text(comparison)),
+        write_report(place / HTML, page.page(comparison)),
     ]
     if available():
-        write_book(book, tables.tables(found, old))
+        write_book(book, tables.tables(comparison, old))
         written.insert(0, book)
     return written
 

@@ -84,18 +84,21 @@ def _head(*keys: str) -> list[Html]:
 
 def _differences(items: Sequence[Difference]) -> Html:
     rows = []
-    for one in items[:MOST_ROWS]:
-        at = ", ".join(
+    for difference in items[:MOST_ROWS]:
+        location = ", ".join(
             part
-            for part in (f"step {format_ranges(one.steps)}" if one.steps else "", f"rank {format_ranges(one.ranks)}" if one.ranks else "")
+            for part in (
+                f"step {format_ranges(difference.steps)}" if difference.steps else "",
+                f"rank {format_ranges(difference.ranks)}" if difference.ranks else "",
+            )
             if part
         )
-        names = [one.bench_name, *([one.cmp_name] if one.cmp_name != one.bench_name else [])]
+        names = [difference.bench_name, *([difference.cmp_name] if difference.cmp_name != difference.bench_name else [])]
         name = Html("<br>".join(text(_short(part)) for part in names if part))
-        why = Html(f"{text(one.why)}{soft(_short(' '.join(part for part in (at, one.where) if part)))}")
-        severity = badge(_t(one.severity.replace(" ", "_")), _TONES[one.severity])
-        rows.append((severity, _word(one.sheet), name, _short(one.cmp), _short(one.bench), why))
-    tones = [_TONES[one.severity] for one in items[:MOST_ROWS]]
+        why = Html(f"{text(difference.why)}{soft(_short(' '.join(part for part in (location, difference.where) if part)))}")
+        severity = badge(_t(difference.severity.replace(" ", "_")), _TONES[difference.severity])
+        rows.append((severity, _word(difference.sheet), name, _short(difference.cmp), _short(difference.bench), why))
+    tones = [_TONES[difference.severity] for difference in items[:MOST_ROWS]]
     shown = table(_head("severity", "where", "name", "cmp_side", "bench_side", "why"), rows, names={2}, tones=tones)
     more = paragraph(_t("more", len(items) - MOST_ROWS), soft=True) if len(items) > MOST_ROWS else ""
     return Html(f"{shown}{more}")

@@ -62,11 +62,11 @@ def tables(comparison: Comparison, old: bool = False) -> Iterator[Table]:
     yield Table(NOTES_SHEET, ("kind", "text"), notes)
 
 
-def _summary(found: Comparison, old: bool) -> Table:
+def _summary(comparison: Comparison, old: bool) -> Table:
     rows = []
-    for name, verdict in found.summary().items():
-        sheet = found.sheets[name]
-        matter = [one for one in sheet.differences if one.matters]
+    for name, verdict in comparison.summary().items():
+        sheet = comparison.sheets[name]
+        matter = [difference for difference in sheet.differences if difference.matters]
         shown = verdict in (PASS, WARNING) if old else verdict
         rows.append((name, shown, sheet.compared, len(matter), sheet.severity if matter else "", len(sheet.differences) - len(matter)))
     return Table(SUMMARY_SHEET, ("filename", "pass_check", "compared", "differences", "worst", "harmless"), rows)

@@ -34,28 +34,28 @@ def write(found: Diagnosis, directory: Path | str) -> tuple[Path, Path]:
     return data, html
 
 
-def page(found: Diagnosis) -> str:
+def page(diagnosis: Diagnosis) -> str:
     """The whole document."""
-    first = found.first_suspect
-    parts = _first(first, found.differences) if first is not None else []
-    parts += section(_t("evidence"), bullets(found.evidence))
-    parts += section(_t("next"), bullets(map(code, found.next)))
-    parts += section(_t("further"), _suspects(found.suspects[1:]))
-    parts += section(_t("also"), bullets(found.first_nonfinite()))
-    for side, names in found.unmatched.items():
+    first = diagnosis.first_suspect
+    parts = _first(first, diagnosis.differences) if first is not None else []
+    parts += section(_t("evidence"), bullets(diagnosis.evidence))
+    parts += section(_t("next"), bullets(map(code, diagnosis.next)))
+    parts += section(_t("further"), _suspects(diagnosis.suspects[1:]))
+    parts += section(_t("also"), bullets(diagnosis.first_nonfinite()))
+    for side, names in diagnosis.unmatched.items():
         parts += section(_t(f"only_{side}"), bullets(map(code, names[:_MOST_NAMES])))
-    parts += section(_t("renamed"), table((_t("name_target"), _t("name_golden")), found.renamed.items(), names={0, 1}))
-    parts += section(_t("problems"), bullets(found.problems))
+    parts += section(_t("renamed"), table((_t("name_target"), _t("name_golden")), diagnosis.renamed.items(), names={0, 1}))
+    parts += section(_t("problems"), bullets(diagnosis.problems))
     if first is not None and first.stack:
         parts += section(_t("stack"), f"<pre>{text(chr(10).join(first.stack))}</pre>")
-    parts += section(_t("looked_at"), facts(_looked_at(found)))
+    parts += section(_t("looked_at"), facts(_looked_at(diagnosis)))
     return document(
-        found.headline(),
+        diagnosis.headline(),
         kind="diagnosis",
         body="\n".join(parts),
         sections=("diagnosis", "diagnosis_facts"),
-        verdict="bad" if found.finding != NONE else "warn" if found.problems else "good",
-        headline=text(found.headline()),
+        verdict="bad" if diagnosis.finding != NONE else "warn" if diagnosis.problems else "good",
+        headline=text(diagnosis.headline()),
     )
 
 

@@ -115,7 +115,7 @@ def of_two(
         return target, golden
 
     of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
-    found = Suspects()
+    suspects = Suspects()
     try:
         with collection_paused():
             diagnosis = compare_steps(sorted({job.step for job in jobs}), read_step, " and ".join(paths), begun=find_walks)
@@ -125,7 +125,7 @@ def of_two(
     except (NothingCapturedError, DumpFormatError) as error:
         return Suspects("unknown", Sentence("Nothing could be compared"), problems=[Sentence("no first suspect: {0}", error)])
     diagnosis.problems = list(dict.fromkeys([*problems, *diagnosis.problems]))
-    found.finding, found.headline, found.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
+    suspects.finding, suspects.headline, suspects.problems = diagnosis.finding, diagnosis.headline(), diagnosis.problems
     for suspect in (one for one in diagnosis.places or diagnosis.suspects if one.why):
         row = suspect.tensor
         names = tuple(name for name in (suspect.record, _record_of_row(row)) if name)
@@ -134,10 +134,10 @@ def of_two(
             names = names[1:] or names
             why = Sentence("{0}: {1}", suspect.record, why)
         key = of_rank.get((suspect.step, suspect.rank), (suspect.step, suspect.rank))
-        found.places.setdefault(key, Place(names, one_line_of(why), suspect.rank))
-        found.first = found.first or key
-        found.why = found.why or one_line_of(suspect.why)
-    return found
+        suspects.places.setdefault(key, Place(names, one_line_of(why), suspect.rank))
+        suspects.first = suspects.first or key
+        suspects.why = suspects.why or one_line_of(suspect.why)
+    return suspects
 
 
 def _read_sides(
@@ -161,63 +161,63 @@ def of_one(jobs: Iterable[Job], bad: set[Key], tables: StepTables, problems: Seq
     """
     from msprobe_engine.find.nonfinite import first_over_ranks, load, report
 
-    found = Suspects()
+    suspects = Suspects()
     jobs = list(jobs)
     of_rank = {(job.step, rank): job.key for job in jobs for rank, _ in job.ranks}
     for step in sorted({step for step, _ in bad}):
         traces, replicas = {}, load.ReplicaTraces(tables.of(step))
         for rank, path in [file for job in jobs if job.step == step for file in job.ranks]:
             if path.name == layout.DEBUG:
-                _find_in_saved_values(found, (step, rank), path)
+                _find_in_saved_values(suspects, (step, rank), path)
                 continue
             try:
-                traces[rank] = load.load_rank(step, rank, path.parent, found.problems, replicas=replicas)
+                traces[rank] = load.load_rank(step, rank, path.parent, suspects.problems, replicas=replicas)
             except DumpFormatError as error:
-                found.problems.append(str(error))
+                suspects.problems.append(str(error))
         if not traces:
-            if found.first is not None:
+            if suspects.first is not None:
                 break
             continue
         verdict = first_over_ranks.analyse(traces)
         findings = [report.build_finding(verdict, n) for n in range(len(verdict.suspects))]
         for item in findings:
             text = one_line_of(Sentence("{0}: {1}", item["what"], item["explanation"]))
-            found.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text, item["rank"]))
+            suspects.places.setdefault(of_rank[step, item["rank"]], Place((item["op_name"],), text, item["rank"]))
         if findings:
             first = findings[0]
-            found.finding = OVERFLOW if first["what"] in ("Inf", "-Inf") else NONFINITE
-            found.first, found.why = of_rank[step, first["rank"]], one_line(str(first["explanation"]))
-            found.headline = report.text(verdict, findings).split("\n")[0]
+            suspects.finding = OVERFLOW if first["what"] in ("Inf", "-Inf") else NONFINITE
+            suspects.first, suspects.why = of_rank[step, first["rank"]], one_line(str(first["explanation"]))
+            suspects.headline = report.text(verdict, findings).split("\n")[0]
             break
-    if found.finding == NONE:
-        unread = list(dict.fromkeys([*problems, *found.problems]))
-        found.headline = Diagnosis(nothing=NOTHING, problems=unread).headline()
-    return found
+    if suspects.finding == NONE:
+        unread = list(dict.fromkeys([*problems, *suspects.problems]))
+        suspects.headline = Diagnosis(nothing=NOTHING, problems=unread).headline()
+    return suspects
 
 
-def _find_in_saved_values(found: Suspects, key: Key, path: Path) -> None:
+def _find_in_saved_values(suspects: Suspects, key: Key, path: Path) -> None:
     """The first value that is not finite among those that were saved one by one (debug.json)."""
     try:
         side = read_side(path)
     except DumpFormatError as error:
-        found.problems.append(str(error))
+        suspects.problems.append(str(error))
         return
     bad = np.flatnonzero(distances.nonfinite(side, np.arange(len(side))))
     if not len(bad):
         return
     row = int(bad[0])
-    found.places[key] = Place((side.ops[side.op[row]],), Sentence("{0} holds NaN or Inf", side.name[row]), key[1])
-    if found.first is None:
-        found.first, found.finding, found.why = key, NONFINITE, found.places[key].text
-        found.headline = one_line(f"First NaN or Inf: step {key[0]}, rank {key[1]}, saved value {side.ops[side.op[row]]}")
+    suspects.places[key] = Place((side.ops[side.op[row]],), Sentence("{0} holds NaN or Inf", side.name[row]), key[1])
+    if suspects.first is None:
+        suspects.first, suspects.finding, suspects.why = key, NONFINITE, suspects.places[key].text
+        suspects.headline = one_line(f"First NaN or Inf: step {key[0]}, rank {key[1]}, saved value {side.ops[side.op[row]]}")
 
 
-def insert_suspects(made: Graph | Comparison, found: Suspects) -> None:
+def insert_suspects(made: Graph | Comparison, suspects: Suspects) -> None:
     """Note the suspect of a rank in its graph. What a rank shows alone stands where the whole says nothing of it, unless that says that
     nothing is off."""
     key = (made.step, made.rank)
-    place = found.places.get(key)
-    if found.finding == NONE:
+    place = suspects.places.get(key)
+    if suspects.finding == NONE:
         made.suspect, made.suspect_text = None, ""
     if place is None:
         return
@@ -226,7 +226,7 @@ def insert_suspects(made: Graph | Comparison, found: Suspects) -> None:
     if node is None and isinstance(made, Comparison):  # a call that only the golden run makes
         node = _beside_missing(made, place.names)
     if node is not None:
-        made.suspect, made.suspect_text, made.leading = node, place.text, key == found.first
+        made.suspect, made.suspect_text, made.leading = node, place.text, key == suspects.first
 
 
 def _beside_missing(made: Comparison, names: Sequence[str]) -> int | None:
@@ -264,10 +264,10 @@ def node_of(graph: Graph, rank: int, name: str) -> int | None:
     side = graph.side
     if side is None:
         return graph.index.get(name)
-    best, found = -1, None
+    best, node = -1, None
     for op in range(len(side.ops)):
         origin = origin_of(side, op)
         of_rank, there = origin if origin is not None else (graph.rank, side.ops[op])
         if there == name and best < of_rank <= rank and graph.node_of_record[op] >= 0:
-            best, found = of_rank, graph.node_of_record[op]
-    return graph.index.get(name) if found is None else found
+            best, node = of_rank, graph.node_of_record[op]
+    return graph.index.get(name) if node is None else node

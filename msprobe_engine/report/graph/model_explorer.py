@@ -111,10 +111,10 @@ def _namespaces(graph: Graph) -> list[str]:
 
 def _find_producers(graph: Graph) -> dict[int, list[tuple[int, int, int]]]:
     """Node without children -> (number of the input, node that made it, number of its output)."""
-    found: dict[int, list[tuple[int, int, int]]] = {}
+    inputs_of: dict[int, list[tuple[int, int, int]]] = {}
     side = graph.side
     if side is None:
-        return found
+        return inputs_of
     producers = Tree(side).producers
     for node in range(len(graph)):
         if graph.children[node]:
@@ -124,8 +124,8 @@ def _find_producers(graph: Graph) -> dict[int, list[tuple[int, int, int]]]:
             while maker >= 0 and graph.children[maker]:
                 maker = graph.children[maker][-1]
             if maker >= 0 and maker != node:
-                found.setdefault(node, []).append((number, maker, _output(graph, maker, row)))
-    return found
+                inputs_of.setdefault(node, []).append((number, maker, _output(graph, maker, row)))
+    return inputs_of
 
 
 def _output(graph: Graph, maker: int, row: int) -> int:
@@ -168,24 +168,24 @@ def _metadata(rows: dict[str, dict[str, str]]) -> list[dict[str, Any]]:
 
 def _attributes(graph: Graph, node: int, compared: Comparison | None) -> dict[str, str]:
     """What is said of a node beside its rows."""
-    found: dict[str, str] = {"micro step": str(graph.micro_steps[node])}
+    attributes: dict[str, str] = {"micro step": str(graph.micro_steps[node])}
     if (level := graph.overflow[node]) is not None:
-        found["overflow"] = level
+        attributes["overflow"] = level
     suspect = graph.suspect if compared is None else compared.suspect
     if suspect == node:
-        found["first suspect"] = graph.suspect_text if compared is None else compared.suspect_text
+        attributes["first suspect"] = graph.suspect_text if compared is None else compared.suspect_text
     if compared is not None:
         partner, index = compared.partners[node], compared.index[node]
-        found["partner"] = compared.golden.names[partner] if partner >= 0 else "none"
+        attributes["partner"] = compared.golden.names[partner] if partner >= 0 else "none"
         if index is not None:
-            found["verdict of 26.2.0"] = _VERDICTS[index]
+            attributes["verdict of 26.2.0"] = _VERDICTS[index]
         if (units := float(compared.units[node])) == units:
-            found["units of round-off"] = f"{units:.6g}"
+            attributes["units of round-off"] = f"{units:.6g}"
     for link in graph.links.get(node, ()):
         for rank, (_, name) in link.nodes_info.items():
-            found[f"{link.communications_type} rank {rank}"] = name
+            attributes[f"{link.communications_type} rank {rank}"] = name
     for number, note in enumerate(graph.merge_notes.get(node, ())):
-        found[f"merged {number}"] = note
+        attributes[f"merged {number}"] = note
     if graph.stacks[node]:
-        found["called at"] = graph.stacks[node][0]
-    return found
+        attributes["called at"] = graph.stacks[node][0]
+    return attributes

@@ -91,19 +91,19 @@ def run(
         alike = same_graphs.alike(sources.jobs, followed, led, tables)
         behind = {job.key for job in followed}
         looked_at = [job for job in sources.jobs if job.key in behind or store.has(job.key)]
-        found = _suspects(looked_at, {key for key, part in made.items() if part.nonfinite}, options, store, result, tables)
-        if apart := same_graphs.apart(followed, led, found):
+        suspects = _suspects(looked_at, {key for key, part in made.items() if part.nonfinite}, options, store, result, tables)
+        if apart := same_graphs.apart(followed, led, suspects):
             make_parts(apart)
             alike = alike.without([job.key for job in apart])
         there = [made[job.key] for job in sources.jobs if job.key in made and store.has(job.key)]
-        if found.first is not None and found.first not in made:
-            found.first = led.get(found.first, found.first)
+        if suspects.first is not None and suspects.first not in made:
+            suspects.first = led.get(suspects.first, suspects.first)
         if alike.same:
             result.same = sum(map(len, alike.same.values()))
             result.notes.append(same_graphs.describe_same_graphs(result.same))
         places = tuple(part.job.key for part in there)
-        plan = Plan(directory, stamp, options, result.target, result.golden, places, found.first, alike)
-        _write(plan, there, store, same_graphs.links(there, calls), found, result, progress)
+        plan = Plan(directory, stamp, options, result.target, result.golden, places, suspects.first, alike)
+        _write(plan, there, store, same_graphs.links(there, calls), suspects, result, progress)
     return result
 
 
@@ -116,7 +116,7 @@ def _collect_messages(result: Result, made: Mapping[Key, Part]) -> None:
 
 def _make_parts(jobs: Sequence[Job], options: GraphOptions, store: _Store, progress: Progress | None) -> dict[Key, Part]:
     """All parts, by step and rank; what they made is in the store."""
-    done: dict[Key, Part] = {}
+    parts: dict[Key, Part] = {}
     work, tasks, kind = partial(run_job, options=options), list(jobs), "auto"
     if options.scheduler:
         work, tasks, kind = partial(run_job, options=options.for_workers()), [job.for_workers() for job in jobs], "dask"
@@ -125,11 +125,11 @@ def _make_parts(jobs: Sequence[Job], options: GraphOptions, store: _Store, progr
             if part.made is not None:
                 store.add(job.key, part.made)
             part.made = None
-            done[job.key] = part
+            parts[job.key] = part
             advance(job.place)
             if progress is not None:
                 progress(f"{job.place}: read and drawn")
-    return {job.key: done[job.key] for job in jobs}
+    return {job.key: parts[job.key] for job in jobs}
 
 
 def _suspects(
@@ -140,13 +140,13 @@ def _suspects(
         known = store.comparisons_in_memory()
         if len(known) < len(jobs):
             known = {}  # what is alike is walked once, with the graph's own ranks among it
-        found = global_suspect.of_two(jobs, (result.target, result.golden), mappings, known, tables, result.problems)
+        suspects = global_suspect.of_two(jobs, (result.target, result.golden), mappings, known, tables, result.problems)
     else:
-        found = global_suspect.of_one(jobs, bad, tables, result.problems)
+        suspects = global_suspect.of_one(jobs, bad, tables, result.problems)
     store.forget_walks()
-    result.finding, result.headline, result.why = found.finding, found.headline, found.why
-    result.problems += [problem for problem in found.problems if problem not in result.problems]
-    return found
+    result.finding, result.headline, result.why = suspects.finding, suspects.headline, suspects.why
+    result.problems += [problem for problem in suspects.problems if problem not in result.problems]
+    return suspects
 
 
 def _write(
@@ -154,7 +154,7 @@ def _write(
     parts: Sequence[Part],
     store: _Store,
     links: Mapping[Key, tuple[Linked, ...]],
-    found: global_suspect.Suspects,
+    suspects: global_suspect.Suspects,
     result: Result,
     progress: Progress | None,
 ) -> None:
@@ -168,7 +168,7 @@ def _write(
                 graphs = (made.target, made.golden) if isinstance(made, Comparison) else (made,)
                 for graph, linked in zip(graphs, links.get(part.job.key, ())):
                     graph.links = linked
-                global_suspect.insert_suspects(made, found)
+                global_suspect.insert_suspects(made, suspects)
                 result.count(part.job.key, made)
                 for writer in writers:
                     writer.add(made)

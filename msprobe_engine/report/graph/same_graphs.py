@@ -104,9 +104,9 @@ def alike(jobs: Sequence[Job], followed: Sequence[Job], led: Mapping[Key, Key], 
     same: dict[Key, list[int]] = {}
     for job in followed:
         same.setdefault(led[job.key], []).append(job.rank)
-    told = {job.rank: _coordinates(job.target, job.step, tables) for job in jobs if job.step == jobs[0].step}
-    axes = _telling_apart(told.values())
-    return Alike(same, axes, {rank: tuple(one.get(name, 0) for name in axes) for rank, one in told.items()})
+    coordinates = {job.rank: _coordinates(job.target, job.step, tables) for job in jobs if job.step == jobs[0].step}
+    axes = _telling_apart(coordinates.values())
+    return Alike(same, axes, {rank: tuple(own.get(name, 0) for name in axes) for rank, own in coordinates.items()})
 
 
 def _coordinates(path: Path, step: int, tables: StepTables) -> dict[str, int]:
@@ -116,15 +116,15 @@ def _coordinates(path: Path, step: int, tables: StepTables) -> dict[str, int]:
     return parallel_of(reader.read(path).header, "rank")
 
 
-def _telling_apart(told: Collection[Mapping[str, int]]) -> tuple[str, ...]:
+def _telling_apart(coordinates: Collection[Mapping[str, int]]) -> tuple[str, ...]:
     """The first axes that are enough: the place among experts follows from those of a dense model, say."""
-    found: tuple[str, ...] = ()
+    telling: tuple[str, ...] = ()
     different = 1
-    for name in dict.fromkeys((*_AXES, *(name for one in told for name in one))):
-        now = len({tuple(one.get(axis, 0) for axis in (*found, name)) for one in told})
+    for name in dict.fromkeys((*_AXES, *(name for own in coordinates for name in own))):
+        now = len({tuple(own.get(axis, 0) for axis in (*telling, name)) for own in coordinates})
         if now > different:
-            found, different = (*found, name), now
-    return found if different == len(told) else ()
+            telling, different = (*telling, name), now
+    return telling if different == len(coordinates) else ()
 
 
 def describe_same_graphs(number: int) -> str:

@@ -39,38 +39,38 @@ def jobs_of(target: str | Path, golden: str | Path | None, options: GraphOptions
     """
     if options.merge:
         return merge_jobs(_alone(Path(target), options), _alone(Path(golden), options) if golden else None, options)
-    found = _pairs(target, golden, options) if golden else _alone(Path(target), options)
-    if golden and found.merge:
+    jobs = _pairs(target, golden, options) if golden else _alone(Path(target), options)
+    if golden and jobs.merge:
         whole = jobs_of(target, golden, replace(options, merge="auto"))
         whole.merge = True
         whole.notes.append(_CUT)
         return whole
-    found.jobs.sort(key=lambda job: job.key)
+    jobs.jobs.sort(key=lambda job: job.key)
     once: dict[tuple[int, int], Job] = {}
-    for job in found.jobs:
+    for job in jobs.jobs:
         if job.key in once:
-            found.notes.append(f"{job.target}: left out, {once[job.key].target} is of the same step and rank; name it itself to see it.")
+            jobs.notes.append(f"{job.target}: left out, {once[job.key].target} is of the same step and rank; name it itself to see it.")
         else:
             once[job.key] = job
-    found.jobs = list(once.values())
-    return found
+    jobs.jobs = list(once.values())
+    return jobs
 
 
 def _pairs(target: str | Path, golden: str | Path, options: GraphOptions) -> Jobs:
     sources: Sources = pair_paths(target, golden, options.steps, options.ranks)
-    found = Jobs(notes=sources.notes, lost=sources.lost)
+    jobs = Jobs(notes=sources.notes, lost=sources.lost)
     if options.match == "structure" and not options.ranks:
         from msprobe_engine.report.table.layout_tables import as_wholes
 
         cut = Sources(sources.tasks)
         as_wholes(cut)
-        found.merge = any(task.whole for task in cut.tasks)
+        jobs.merge = any(task.whole for task in cut.tasks)
     for task in sources.tasks:
         step = task.step or 0
         where = task.golden.resolve().parent
         golden_step, golden_rank = layout.step_of(where.parent.name), layout.rank_of(where.name)
         rank = task.rank or 0
-        found.jobs.append(
+        jobs.jobs.append(
             Job(
                 task.target,
                 task.golden,
@@ -80,49 +80,52 @@ def _pairs(target: str | Path, golden: str | Path, options: GraphOptions) -> Job
                 rank if golden_rank is None else golden_rank,
             )
         )
-    return found
+    return jobs
 
 
 def _alone(target: Path, options: GraphOptions) -> Jobs:
-    found = Jobs()
+    jobs = Jobs()
     require_visible(target)
     if target.suffix == ".json" and target.name not in (layout.DUMP, layout.DEBUG) and target.is_file():
         raise DumpFormatError(f"{target}: is no dump.json and no debug.json; give one of these, or the directory that holds it")
-    dump = _open_dump_or_incident(target, found)
+    dump = _open_dump_or_incident(target, jobs)
     seen: set[int] = set()
     for step in dump.steps:
         if options.steps and step not in options.steps:
             continue
-        found.lost += missing_ranks(dump, step, options.ranks)
+        jobs.lost += missing_ranks(dump, step, options.ranks)
         ranks = dict(number_ranks(dump, step))
         seen |= ranks.keys()
         for rank, directory in ranks.items():
             if options.ranks and rank not in options.ranks:
                 continue
             file = _file(directory, target.name)
-            found.jobs.append(Job(file, None, step, rank))
-    found.lost += missing_steps(dump, options.steps)
+            jobs.jobs.append(Job(file, None, step, rank))
+    jobs.lost += missing_steps(dump, options.steps)
     for word, asked, there in (("steps", options.steps, set(dump.steps)), ("ranks", options.ranks, seen)):
         missing = sorted(asked - there)
         if missing:
-            found.lost.append(f"{dump.root}: {word} {', '.join(map(str, missing[:16]))} were asked for and are not there.")
-    if not found.jobs:
-        raise UsageError(f"{target}: nothing is left to draw. {' '.join(found.lost + found.notes)}")
-    return found
+            jobs.lost.append(f"{dump.root}: {word} {', '.join(map(str, missing[:16]))} were asked for and are not there.")
+    if not jobs.jobs:
+        raise UsageError(f"{target}: nothing is left to draw. {' '.join(jobs.lost + jobs.notes)}")
+    return jobs
 
 
-def _open_dump_or_incident(target: Path, found: Jobs) -> DumpDirectory:
+def _open_dump_or_incident(target: Path, jobs: Jobs) -> DumpDirectory:
     """The dump at a path; of a mixed dump the part with a hierarchy, of a run without a dump that of its only incident."""
     try:
         return open_dump(target)
     except DumpFormatError:
         kept = [run.path for run in Run(target).incidents]
-        for place, what in [*_find_mixed_parts(target), *((one, "has no dump but that of an incident") for one in kept if len(kept) == 1)]:
+        for place, reason in [
+            *_find_mixed_parts(target),
+            *((one, "has no dump but that of an incident") for one in kept if len(kept) == 1),
+        ]:
             try:
                 opened = open_dump(place)
             except DumpFormatError:
                 continue
-            found.notes.append(f"{target}: {what}; the graph is that of {place}.")
+            jobs.notes.append(f"{target}: {reason}; the graph is that of {place}.")
             return opened
         raise
 

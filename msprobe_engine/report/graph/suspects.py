@@ -73,15 +73,15 @@ def measured_by(target: Graph, golden: Graph, partners: Sequence[int], told: Div
     return _with_suspect(units, target, told)
 
 
-def _with_suspect(units: Floats, target: Graph, found: Divergence) -> Measured:
-    if not found.origins:
+def _with_suspect(units: Floats, target: Graph, divergence: Divergence) -> Measured:
+    if not divergence.origins:
         return Measured(units)
-    rank, origin = found.origins[0]
-    walker = found.walkers[rank]
-    one = explain.suspect(target.step, target.rank, origin, walker)
+    rank, origin = divergence.origins[0]
+    walker = divergence.walkers[rank]
+    suspect = explain.suspect(target.step, target.rank, origin, walker)
     node = target.index.get(walker.side.ops[origin.op])
-    where = Sentence(" ({0})", one.source) if one.source else ""
-    return Measured(units, node, Sentence("{0}: {1}{2}", one.record, one.why, where))
+    where = Sentence(" ({0})", suspect.source) if suspect.source else ""
+    return Measured(units, node, Sentence("{0}: {1}{2}", suspect.record, suspect.why, where))
 
 
 def rows_in_common(walker: DifferenceWalk) -> dict[int, int]:

@@ -148,17 +148,17 @@ def _bad(value: object) -> bool:
 def unlike(parts: Iterable[Part]) -> list[str]:
     """Sentences about copies whose weights differ, one per step."""
     firsts: dict[int, Part] = {}
-    found: dict[int, list[str]] = {}
+    ranks_of: dict[int, list[str]] = {}
     for part in parts:
         if not part.weights:
             continue
         first = firsts.setdefault(part.job.step, part)
         names = [name for name, numbers in part.weights.items() if first.weights.get(name, numbers) != numbers]
         if names:
-            found.setdefault(part.job.step, []).append(
+            ranks_of.setdefault(part.job.step, []).append(
                 f"that of rank {part.job.rank} in {len(names):,} parameters (the first is {names[0]})"
             )
     return [
         f"step {step}: copies of the model differ from that of rank {firsts[step].job.rank}: {'; '.join(texts)}."
-        for step, texts in sorted(found.items())
+        for step, texts in sorted(ranks_of.items())
     ]

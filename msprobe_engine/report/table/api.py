@@ -80,14 +80,14 @@ def compare_dumps(
     directory = output_directory(output)
     if options.calibration:
         add_calibration(sources, options.calibration)
-    found = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
+    comparison = Comparison(str(target), str(golden), options.columns, options.compat, notes=sources.notes, problems=sources.lost)
     pairs = (
         (task.step or 0, layout.step_of(task.golden.resolve().parent.parent.name) or 0) for task in sources.tasks if task.target.suffix
     )
-    found.other_steps = next((pair for pair in pairs if pair[0] != pair[1]), None)
+    comparison.other_steps = next((pair for pair in pairs if pair[0] != pair[1]), None)
     manifest = Manifest(directory, _fingerprint(sources, options))
     try:
-        return _compare_tasks(found, sources, options, directory, manifest, scheduler, diagnose)
+        return _compare_tasks(comparison, sources, options, directory, manifest, scheduler, diagnose)
     finally:
         manifest.release()
 
@@ -103,25 +103,25 @@ def _check_files(options: CompareOptions) -> None:
 
 
 def _compare_tasks(
-    found: Comparison, sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, scheduler: str, diagnose: bool
+    comparison: Comparison, sources: Sources, options: CompareOptions, directory: Path, manifest: Manifest, scheduler: str, diagnose: bool
 ) -> Comparison:
     size = sum(task.size for task in sources.tasks)
     keep = diagnose and len(sources.tasks) <= _MOST_KEPT and size * _KEPT < options.memory_mb << 20
     tables = StepTables(scheduler=scheduler)
     results = _results(sources, options, directory, manifest, keep, scheduler, tables)
-    found.results = [results[task.key] for task in sources.tasks]
+    comparison.results = [results[task.key] for task in sources.tasks]
     if diagnose:
         with collection_paused():
-            _diagnose(found, sources, results, options, tables)
-    if found.diagnosis is not None and not (options.compat or options.consistent_check or options.postprocess is not None):
-        _write_again(found.diagnosis, sources, results, options, directory, manifest, scheduler)
-        found.results = [results[task.key] for task in sources.tasks]
-    for result in found.results:
+            _diagnose(comparison, sources, results, options, tables)
+    if comparison.diagnosis is not None and not (options.compat or options.consistent_check or options.postprocess is not None):
+        _write_again(comparison.diagnosis, sources, results, options, directory, manifest, scheduler)
+        comparison.results = [results[task.key] for task in sources.tasks]
+    for result in comparison.results:
         result.begun = None
-    found.write(directory / f"compare_summary_{manifest.stamp}.json")
-    if not found.all_problems:
+    comparison.write(directory / f"compare_summary_{manifest.stamp}.json")
+    if not comparison.all_problems:
         manifest.remove()
-    return found
+    return comparison
 
 
 _KEPT = 4
@@ -139,10 +139,10 @@ def _results(
     scheduler: str,
     tables: StepTables,
 ) -> dict[str, Result]:
-    results = {task.key: done for task in sources.tasks if (done := manifest.find_result(task)) is not None}
+    results = {task.key: result for task in sources.tasks if (result := manifest.find_result(task)) is not None}
     if results:
         sources.notes.append(f"{len(results)} of {len(sources.tasks)} tables are those of an earlier try that was interrupted.")
-    for key in [key for key, done in results.items() if done.same_as and done.same_as not in results]:
+    for key in [key for key, result in results.items() if result.same_as and result.same_as not in results]:
         del results[key]  # the table that stood for its own is made again
     todo = [task for task in sources.tasks if task.key not in results]
 
@@ -214,7 +214,7 @@ def _fingerprint(sources: Sources, options: CompareOptions) -> str:
     return hashlib.sha256(told.encode("utf-8", "backslashreplace")).hexdigest()[:16]
 
 
-def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions, tables: StepTables) -> None:
+def _diagnose(comparison: Comparison, sources: Sources, results: Mapping[str, Result], options: CompareOptions, tables: StepTables) -> None:
     """Where the difference begins. Runs with other numbers of ranks are read whole: they may be cut differently."""
     from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side
@@ -222,25 +222,25 @@ def _diagnose(found: Comparison, sources: Sources, results: Mapping[str, Result]
 
     mappings, all_of_it = Mappings.of(options), not options.steps and not options.ranks
     steps = sorted({task.step or 0 for task in sources.tasks})
-    whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(found.target).is_file())
+    whole = any(task.whole for task in sources.tasks) or (sources.lost and all_of_it and not Path(comparison.target).is_file())
     finite: set[Path] = set()
-    runs = Run(Path(found.target), sources.dumps[0]), Run(Path(found.golden), sources.dumps[1])
+    runs = Run(Path(comparison.target), sources.dumps[0]), Run(Path(comparison.golden), sources.dumps[1])
     of_tasks = partial(_sides, sources.tasks, results, mappings, finite, tables)
     sides = partial(_whole_steps, runs, sources.tasks, mappings) if whole else of_tasks
     try:
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_find_walks, sources.tasks, results)
-        found.diagnosis = compare_steps(steps, sides, f"{found.target} and {found.golden}", moved, begun)
-        add_nonfinite_of_one_side(found.diagnosis, *runs, tables, options.steps, options.ranks)
+        comparison.diagnosis = compare_steps(steps, sides, f"{comparison.target} and {comparison.golden}", moved, begun)
+        add_nonfinite_of_one_side(comparison.diagnosis, *runs, tables, options.steps, options.ranks)
         if all_of_it:
-            add_later_nonfinite(found.diagnosis, *runs, tables, finite)
+            add_later_nonfinite(comparison.diagnosis, *runs, tables, finite)
         if not options.compat:
-            add_settings(found.diagnosis, *runs)
+            add_settings(comparison.diagnosis, *runs)
     except (NothingCapturedError, DumpFormatError) as error:
-        if not found.all_problems:
-            found.problems.append(f"no diagnosis: {error}")
-    if found.diagnosis is not None:
-        found.diagnosis.problems = list(dict.fromkeys([*found.all_problems, *found.diagnosis.problems]))
+        if not comparison.all_problems:
+            comparison.problems.append(f"no diagnosis: {error}")
+    if comparison.diagnosis is not None:
+        comparison.diagnosis.problems = list(dict.fromkeys([*comparison.all_problems, *comparison.diagnosis.problems]))
 
 
 def _sides(

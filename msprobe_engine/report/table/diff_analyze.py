@@ -40,25 +40,25 @@ def first_differences(target: str | Path, golden: str | Path, output: str | Path
         DumpFormatError, NothingCapturedError: as `diagnose`.
         SinkError: the file cannot be written.
     """
-    found = diagnose(target, golden)
-    nodes = _nodes(found, Path(target), Path(golden))
+    diagnosis = diagnose(target, golden)
+    nodes = _nodes(diagnosis, Path(target), Path(golden))
     if not nodes:
-        return None, found
+        return None, diagnosis
     path = Path(output) / f"diff_analyze_{time.time_ns()}.json"
     with guard_writing(path, "name another directory with -o"):
         make_directories(str(output))
         write_file(path, [finite_json(nodes, indent=2)])
-    return path, found
+    return path, diagnosis
 
 
-def _nodes(found: Diagnosis, target: Path, golden: Path) -> dict[str, list[dict[str, Any]]]:
+def _nodes(diagnosis: Diagnosis, target: Path, golden: Path) -> dict[str, list[dict[str, Any]]]:
     """Rank -> entries of the first difference: the first suspect, and the same record of the same step on other ranks."""
-    first = found.first_suspect
+    first = diagnosis.first_suspect
     if first is None:
         return {}
     sides: dict[Path, dict[int, DumpTable]] = {}
     nodes: dict[str, list[dict[str, Any]]] = {}
-    for suspect in _together(first, found.places or found.suspects):
+    for suspect in _together(first, diagnosis.places or diagnosis.suspects):
         missing = suspect.kind == origin.MISSING  # then its record is one of the golden side
         path = golden if missing else target
         if path not in sides:

@@ -137,6 +137,6 @@ def _run(
         consistent_check=bool(given.get("consistent_check")),
         backend=given.get("backend") or None,
     )
-    found = compare_dumps(target, golden, output, options, stack=stack, suffix=suffix)
-    print(found.text())
-    return found
+    comparison = compare_dumps(target, golden, output, options, stack=stack, suffix=suffix)
+    print(comparison.text())
+    return comparison

@@ -80,9 +80,9 @@ def merge_result(input_dir: str | Path, output_dir: str | Path, config_path: str
     metrics: tuple[str, ...] | None = None
     for rank, paths in sorted(_tables(Path(input_dir), notes, lost).items()):
         for path in paths:
-            found = _read_metrics(path, wanted, metrics, notes, lost)
-            if found is not None:
-                metrics, rows = found
+            values = _read_metrics(path, wanted, metrics, notes, lost)
+            if values is not None:
+                metrics, rows = values
                 ranks.setdefault(rank, {}).update(rows)
     if metrics is None or not any(ranks.values()):
         raise NothingCapturedError(f"{input_dir}: no row to merge. {' '.join(lost + notes)}")
@@ -122,24 +122,24 @@ def _tables(directory: Path, notes: list[str], lost: list[str]) -> dict[int, lis
         names = sorted(os.listdir(directory))
     except OSError as error:
         raise DumpFormatError(f"{directory}: cannot be listed ({error.strerror}); give the directory of the tables") from None
-    found: dict[int, dict[str, list[Path]]] = {}
+    tables: dict[int, dict[str, list[Path]]] = {}
     for name in names:
         match = _NAME.fullmatch(name)
         if match:
             stamp = re.sub(r"(_slice|_part)_\d+$", "", name.rpartition(".")[0])[-14:] + ("0" if match[2] == "csv" else "1")
-            found.setdefault(int(match[1]), {}).setdefault(stamp, []).append(directory / name)
+            tables.setdefault(int(match[1]), {}).setdefault(stamp, []).append(directory / name)
         elif name.startswith("compare_result") and name.endswith((".xlsx", ".csv")):
             notes.append(f"{name} is left out: its name has no rank.")
-    if len(found) < 2:
+    if len(tables) < 2:
         raise NothingCapturedError(
-            f"{directory}: {len(found)} ranks have a table here; two are needed, named compare_result_rank0_<time>.csv or .xlsx. "
+            f"{directory}: {len(tables)} ranks have a table here; two are needed, named compare_result_rank0_<time>.csv or .xlsx. "
             + " ".join(notes)
         )
-    for rank, stamps in found.items():
+    for rank, stamps in tables.items():
         lost += [f"{path.name} ends in the middle of a line: it was cut off." for path in stamps[max(stamps)] if _cut_off(path)]
         if len(stamps) > 1:
             notes.append(f"rank {rank} has {len(stamps)} tables; the latest counts.")
-    return {rank: stamps[max(stamps)] for rank, stamps in found.items()}
+    return {rank: stamps[max(stamps)] for rank, stamps in tables.items()}
 
 
 def _cut_off(path: Path) -> bool:

@@ -44,15 +44,15 @@ def compare_pair(
     golden: DumpTable,
     matching: Matched,
     options: CompareOptions,
-    found: RankFindings | None = None,
+    findings: RankFindings | None = None,
     tensors: TensorRows | None = None,
 ) -> Iterator[Block]:
     """Compare one rank of one step.
 
     Args:
         matching: what belongs together, in the order of the table.
-        found: what was found in this rank and step, for our verdicts; None: found here.
-        tensors: of all rows, where tensors were measured for `found` (`measure_tensors`).
+        findings: what was found in this rank and step, for our verdicts; None: found here.
+        tensors: of all rows, where tensors were measured for `findings` (`measure_tensors`).
 
     Yields:
         Blocks of at most `BLOCK_ROWS` rows (more only when one record has more), columns in the order of `columns`.
@@ -61,10 +61,10 @@ def compare_pair(
         DumpFormatError: the sides hold things that cannot be compared.
         UsageError: a metric or mapping of the options cannot be used.
     """
-    if found is None and not options.compat:
+    if findings is None and not options.compat:
         tensors = measure_tensors(target, golden, matching, options)
-        found = find_in_rank(walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures), 0, 0)
-    return _Table(target, golden, matching, options, found, tensors).blocks()
+        findings = find_in_rank(walk_rank(target, golden, matching.aligned, None if tensors is None else tensors.figures), 0, 0)
+    return _Table(target, golden, matching, options, findings, tensors).blocks()
 
 
 def measure_tensors(target: DumpTable, golden: DumpTable, matching: Matched, options: CompareOptions) -> TensorRows | None:
@@ -184,11 +184,11 @@ class _Table:
         self._say_damaged(found, part)
         return found
 
-    def _say_damaged(self, found: TensorRows, part: slice) -> None:
-        damaged = np.flatnonzero(found.damaged)
+    def _say_damaged(self, tensors: TensorRows, part: slice) -> None:
+        damaged = np.flatnonzero(tensors.damaged)
         if len(damaged) and not self._damaged:
-            at = int(damaged[0])
-            self._first_damaged = f"{self.target.name[self.rows[part][at]]}: {found.columns[c.MESSAGE][at]}"
+            first_damaged = int(damaged[0])
+            self._first_damaged = f"{self.target.name[self.rows[part][first_damaged]]}: {tensors.columns[c.MESSAGE][first_damaged]}"
         self._damaged += len(damaged)
 
     def _block(self, part: slice) -> Block:
@@ -306,18 +306,18 @@ class _Table:
     def _stacks(self, part: slice) -> list[str]:
         """On the first row of each record."""
         rows, records = self.rows[part], self.record[part]
-        found = [UNMATCHED] * len(rows)
+        shown = [UNMATCHED] * len(rows)
         before = -1 if part.start == 0 else int(self.record[part.start - 1])
         stacks, ops = self.target.stacks, self.target.ops
         words: dict[int, str] = {}  # calls of one place share their lines
-        for at in np.flatnonzero((rows >= 0) & (np.diff(records, prepend=before) != 0)).tolist():
-            lines = stacks.get(ops[records[at]])
+        for position in np.flatnonzero((rows >= 0) & (np.diff(records, prepend=before) != 0)).tolist():
+            lines = stacks.get(ops[records[position]])
             if lines is not None:
                 text = words.get(id(lines))
                 if text is None:
                     text = words[id(lines)] = str(lines)
-                found[at] = text
-        return found
+                shown[position] = text
+        return shown
 
 
 def _join_messages(text: str, more: str) -> str:

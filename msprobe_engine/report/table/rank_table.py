@@ -122,47 +122,47 @@ def compare_task(task: Task, options: CompareOptions, output: str, stamp: str, k
         SinkError: a table cannot be written.
         UsageError: the options do not fit the data.
     """
-    found = Result(task.key)
+    result = Result(task.key)
     if task.whole:
-        return _compare_whole(found, task, options, Path(output), stamp)
+        return _compare_whole(result, task, options, Path(output), stamp)
     try:
         target, golden = read_side(task.target), read_side(task.golden)
         if task.stack is not None:
             target.stacks = _stacks(task.stack, target)
     except DumpFormatError as error:
-        found.problems.append(str(error))
-        return found
+        result.problems.append(str(error))
+        return result
     if not (len(target) and len(golden)):
         bare = [side.path for side in (target, golden) if side.ops and not len(side)]
-        found.problems += [f"{path}: no tensor and no argument in its records; nothing to compare" for path in bare]
-        found.problems += [*target.problems, *golden.problems]
-        return found
+        result.problems += [f"{path}: no tensor and no argument in its records; nothing to compare" for path in bare]
+        result.problems += [*target.problems, *golden.problems]
+        return result
     Mappings.of(options).apply(target, golden)
     begun: RankWalk | None = None
     try:
-        blocks, begun = _blocks(found, task, target, golden, options)
-        _write(found, task, options, Path(output), stamp, blocks)
+        blocks, begun = _blocks(result, task, target, golden, options)
+        _write(result, task, options, Path(output), stamp, blocks)
     except (DumpFormatError, NothingCapturedError) as error:
-        found.problems.append(f"{task.place}: {error}")
+        result.problems.append(f"{task.place}: {error}")
     if keep and not task.calibration:  # what is begun counts in what the dtypes say
-        found.begun = begun or walk_rank(target, golden)
-    found.problems += [*target.problems, *golden.problems]
-    return found
+        result.begun = begun or walk_rank(target, golden)
+    result.problems += [*target.problems, *golden.problems]
+    return result
 
 
-def _compare_whole(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str) -> Result:
+def _compare_whole(result: Result, task: Task, options: CompareOptions, output: Path, stamp: str) -> Result:
     """What all ranks of a step make together, of runs with different layouts."""
     from msprobe_engine.find.rank_findings import find_in_whole
     from msprobe_engine.report.table.layout_tables import read_whole
     from msprobe_engine.report.table.pairs import compare_pair
 
     try:
-        whole, rank, matching = read_whole(task, Mappings.of(options), found.problems)
-        shown = _select_findings(found, find_in_whole(whole, task.step or 0, rank), task)
-        _write(found, task, options, output, stamp, compare_pair(whole.target, whole.golden, matching, options, shown))
+        whole, rank, matching = read_whole(task, Mappings.of(options), result.problems)
+        shown = _select_findings(result, find_in_whole(whole, task.step or 0, rank), task)
+        _write(result, task, options, output, stamp, compare_pair(whole.target, whole.golden, matching, options, shown))
     except (DumpFormatError, NothingCapturedError) as error:
-        found.problems.append(f"{task.place}: {error}")
-    return found
+        result.problems.append(f"{task.place}: {error}")
+    return result
 
 
 def _blocks(
@@ -206,7 +206,7 @@ def _stacks(path: Path, target: DumpTable) -> dict[str, list[str]]:
     return stacks
 
 
-def _write(found: Result, task: Task, options: CompareOptions, output: Path, stamp: str, blocks: Iterator[Block]) -> None:
+def _write(result: Result, task: Task, options: CompareOptions, output: Path, stamp: str, blocks: Iterator[Block]) -> None:
     tables: list[Table] = []
     advisor = Advisor() if options.advisor else None
     try:
@@ -218,7 +218,7 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
                     tables.append(open_table(path, columns, mode, options.compat, f"{task.place}: {task.target}"))
             for table in tables:
                 table.write(block)
-            _count(found, block, not options.compat)
+            _count(result, block, not options.compat)
             if advisor is not None:
                 advisor.add_block(block)
         for table in tables:
@@ -227,33 +227,33 @@ def _write(found: Result, task: Task, options: CompareOptions, output: Path, sta
         for table in tables:
             table.abort()
         raise
-    found.files = [os.fspath(path) for table in tables for path in table.files]
+    result.files = [os.fspath(path) for table in tables for path in table.files]
     if advisor is not None and tables:
         path = output / task.folder / f"{task.stem.replace('compare_result', 'advisor')}_{stamp}.txt"
         with guard_writing(path):
             write_file(path, [advisor.text().encode("utf-8", "backslashreplace")])
-        found.files.append(os.fspath(path))
+        result.files.append(os.fspath(path))
     if not tables:
-        found.problems.append(f"{task.place}: no row of {task.target} could be put into a table")
+        result.problems.append(f"{task.place}: no row of {task.target} could be put into a table")
 
 
-def _count(found: Result, block: Block, explained: bool) -> None:
+def _count(result: Result, block: Block, explained: bool) -> None:
     """`explained`: rows without a partner that pass need none, and are not counted as rows of one side."""
     names, others = block[TARGET_NAME], block[GOLDEN_NAME]
     rows = len(names)
-    found.rows += rows
+    result.rows += rows
     column: Any = block.get(RESULT, block.get(ACCURACY, ()))
     verdicts: list[Any] = column.tolist() if isinstance(column, np.ndarray) else list(column)
     for verdict, number in Counter(verdicts).items():
         word = str(verdict or "blank").split("\n")[0] if verdict is not None else "blank"
-        found.verdicts[word] = found.verdicts.get(word, 0) + number
+        result.verdicts[word] = result.verdicts.get(word, 0) + number
     # the words of 8.1.1 have one level, the colour of the row has both
-    found.wrong += list(block[COLOUR]).count(RED) if COLOUR in block else sum(verdict in WRONG for verdict in verdicts)
+    result.wrong += list(block[COLOUR]).count(RED) if COLOUR in block else sum(verdict in WRONG for verdict in verdicts)
     known = [verdict == EXPLAINED for verdict in verdicts] if explained else [False] * rows
-    found.only_target += _alone(found.names["target"], names, others, known)
-    found.only_golden += _alone(found.names["golden"], others, names, known)
-    if not found.first and OFF & found.verdicts.keys():
-        found.first = next((_name(names[i], others[i]) for i, verdict in enumerate(verdicts) if verdict in OFF), "")
+    result.only_target += _alone(result.names["target"], names, others, known)
+    result.only_golden += _alone(result.names["golden"], others, names, known)
+    if not result.first and OFF & result.verdicts.keys():
+        result.first = next((_name(names[i], others[i]) for i, verdict in enumerate(verdicts) if verdict in OFF), "")
 
 
 def _alone(known: list[str], names: Sequence[Any], others: Sequence[Any], explained: Sequence[bool]) -> int:

@@ -32,7 +32,7 @@ def leaders(
         where: those for which it gives something else are never the same.
     """
     first: dict[Hashable, K] = {}
-    found: dict[K, K] = {}
+    leader_of: dict[K, K] = {}
     for step, of_step in groupby(items, key=lambda item: files(item).step):
         some = list(of_step)
         tables.of(step).expect([path for item in some for path in files(item).paths])
@@ -41,8 +41,8 @@ def leaders(
             if None not in templates:
                 leader = first.setdefault((where(item), step, *map(id, templates)), key(item))
                 if leader != key(item):
-                    found[key(item)] = leader
-    return found
+                    leader_of[key(item)] = leader
+    return leader_of
 
 
 def run(

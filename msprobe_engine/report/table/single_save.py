@@ -194,12 +194,16 @@ def _rows(key: str, target: _Side, golden: _Side, rule: Rule) -> list[list[Cell]
 def _summary(directory: Path, keys: dict[str, list[list[Cell]]]) -> None:
     """One line for each key, and one in the log."""
     verdicts = (SAME, CLOSE, DIFFERS, MISSING, UNREADABLE)
-    at = HEADER.index("verdict")
+    verdict_column = HEADER.index("verdict")
     lines: list[list[Cell]] = []
     for key, rows in keys.items():
-        counts = [sum(row[at] == verdict for row in rows) for verdict in verdicts]
-        bad = next((row for row in rows if row[at] not in (SAME, CLOSE)), None)
-        where = "" if bad is None else f"step {bad[0]}, rank {bad[1]}, micro_step {bad[2]}, id {bad[3]}: {bad[at]}: {bad[at + 1]}"
+        counts = [sum(row[verdict_column] == verdict for row in rows) for verdict in verdicts]
+        bad = next((row for row in rows if row[verdict_column] not in (SAME, CLOSE)), None)
+        where = (
+            ""
+            if bad is None
+            else f"step {bad[0]}, rank {bad[1]}, micro_step {bad[2]}, id {bad[3]}: {bad[verdict_column]}: {bad[verdict_column + 1]}"
+        )
         lines.append([key, *counts, where])
     lines.sort(key=lambda line: (-sum(int(n or 0) for n in line[3:6]), str(line[0])))
     stem = "summary"

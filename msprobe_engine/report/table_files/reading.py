@@ -84,15 +84,15 @@ def _rows(file: IO[bytes], shared: list[str]) -> Iterator[Row]:
             continue
         row: Row = []
         for cell in element.iter(f"{_MAIN}c"):
-            at = _column(cell.get("r", ""), len(row))
-            if at >= _MOST_COLUMNS:
+            column = _column(cell.get("r", ""), len(row))
+            if column >= _MOST_COLUMNS:
                 raise ValueError(f"a row has more than {_MOST_COLUMNS} columns")
-            row += [""] * (at + 1 - len(row))
+            row += [""] * (column + 1 - len(row))
             kind, value = cell.get("t"), cell.find(f"{_MAIN}v")
             if kind == "inlineStr":
-                row[at] = _inner(cell)
+                row[column] = _inner(cell)
             elif value is not None and value.text is not None:
-                row[at] = shared[int(value.text)] if kind == "s" else value.text
+                row[column] = shared[int(value.text)] if kind == "s" else value.text
         yield row
         element.clear()
 

@@ -176,10 +176,10 @@ def _apart_by_themselves(runs: Sequence[RunTrend], steps: Sequence[npt.NDArray[n
     for run, own in zip(runs, steps):
         if common < len(own):
             run.problems[Sentence("steps only in {0}: {1} of {2}", run.name, f"{len(own) - common:,}", f"{len(own):,}")] = 1
-    one, other = (len(run.ranks) for run in runs)
-    if one != other:
+    target_ranks, golden_ranks = (len(run.ranks) for run in runs)
+    if target_ranks != golden_ranks:
         text = "ranks: {1} in {0}, {2} in the other run; activations and calls are of a rank's own part of the batch, and may differ so"
-        runs[0].problems[Sentence(text, runs[0].name, one, other)] = 1
+        runs[0].problems[Sentence(text, runs[0].name, target_ranks, golden_ranks)] = 1
     elif runs[0].ranks != runs[1].ranks:
         text = "the runs have not the same ranks: {1} in {0}, {2} in the other run; numbers over all ranks were compared"
         runs[0].problems[Sentence(text, runs[0].name, *(ranks_text(run.ranks) for run in runs))] = 1
@@ -247,10 +247,10 @@ def _fill(trends: Trends, run: RunTrend, source: Source, shift: int, progress: P
                 if grid is None:
                     grid = run.grids[part.metric, statistic] = _grid(how, len(places), compared=bool(shared))
                 mask = part.there.get(statistic)
-                at = slice(None) if mask is None else mask
-                _add(grid, rows[at], fine[at], flat[at], values[at])
+                cells = slice(None) if mask is None else mask
+                _add(grid, rows[cells], fine[cells], flat[cells], values[cells])
                 if grid.sums is not None and rank in shared:
-                    grid.sums.add(rows[at] * len(how.fine) + fine[at], steps[at], rank, values[at])
+                    grid.sums.add(rows[cells] * len(how.fine) + fine[cells], steps[cells], rank, values[cells])
             gathered.add(part, rows, steps)
     run.nonfinite, run.nonfinite_count = gathered.first(trends.metrics)
     run.problems |= source.problems
@@ -287,7 +287,7 @@ def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
     for metric in trends.metrics.values():
         differences[metric.name] = list(_differences(trends, metric))
     limit = APART_EXACT if _begins_equal([far for of in differences.values() for _, far in of]) else APART
-    found: list[StandOut] = []
+    outliers: list[StandOut] = []
     compared = 0
     for name, of in differences.items():
         if not of:
@@ -298,9 +298,13 @@ def apart(trends: Trends) -> tuple[list[StandOut], float, int]:
             column = int(hits[:, i].any(0).argmax())
             sizes = [float(far[i, column]) if hit[i, column] else 0.0 for (_, far), hit in zip(of, hits)]
             largest = int(np.argmax(sizes))
-            found.append(StandOut("runs", int(steps[column]), name, of[largest][0], i, min(sizes[largest], 1e300)))
-    found.sort(key=lambda one: moment(one.step, one.metric, one.target, name=trends.metrics[one.metric].targets[one.target].name))
-    return found[:KEPT], limit, compared
+            outliers.append(StandOut("runs", int(steps[column]), name, of[largest][0], i, min(sizes[largest], 1e300)))
+    outliers.sort(
+        key=lambda outlier: moment(
+            outlier.step, outlier.metric, outlier.target, name=trends.metrics[outlier.metric].targets[outlier.target].name
+        )
+    )
+    return outliers[:KEPT], limit, compared
 
 
 def of_one_run(trends: Trends) -> tuple[int, int]:
@@ -357,11 +361,11 @@ def _far(target: Grid, golden: Grid, sizes: list[Grid] | None) -> Numbers:
 
 def _largest(of: list[Extremes]) -> Numbers:
     """The largest size of the finite numbers in each cell."""
-    found: Numbers = np.zeros(of[0].high.shape)
-    for one in of:
-        for side in (one.high, one.low):
-            found = np.maximum(found, np.where(np.isfinite(side), np.abs(side), 0.0))
-    return found
+    largest: Numbers = np.zeros(of[0].high.shape)
+    for extremes in of:
+        for side in (extremes.high, extremes.low):
+            largest = np.maximum(largest, np.where(np.isfinite(side), np.abs(side), 0.0))
+    return largest
 
 
 def _begins_equal(differences: list[Numbers]) -> bool:

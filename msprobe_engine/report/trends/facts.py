@@ -36,22 +36,22 @@ class Facts:
     @classmethod
     def of(cls, infos: Iterable[Mapping[str, Any]], seconds: Iterable[float]) -> Facts:
         """Of what each rank says (``run.json``), the lowest first, and how long its steps took."""
-        told = [info for info in infos if info]
-        if not told:
+        known = [info for info in infos if info]
+        if not known:
             return cls(seconds=max(seconds, default=None))
-        began = [(_number(info.get("started_unix")), _shorten_text(str(info.get("started") or ""))) for info in told]
-        hosts = sorted({_shorten_text(host) for info in told if isinstance(host := info.get("host"), str) and host})
-        monitor = told[0].get("monitor")
+        began = [(_number(info.get("started_unix")), _shorten_text(str(info.get("started") or ""))) for info in known]
+        hosts = sorted({_shorten_text(host) for info in known if isinstance(host := info.get("host"), str) and host})
+        monitor = known[0].get("monitor")
         settings = {**(monitor if isinstance(monitor, Mapping) else {})}
-        if told[0].get("rules") is not None:
-            settings["rules"] = told[0]["rules"]
+        if known[0].get("rules") is not None:
+            settings["rules"] = known[0]["rules"]
         return cls(
             started=min(began)[1],
             seconds=max(seconds, default=None),
             hosts=tuple(hosts[:_HOSTS]),
             host_count=len(hosts),
-            world=int(max(_number(info.get("world_size"), 0.0) for info in told)),
-            version=_shorten_text(str(told[0].get("version") or "")),
+            world=int(max(_number(info.get("world_size"), 0.0) for info in known)),
+            version=_shorten_text(str(known[0].get("version") or "")),
             settings={
                 _shorten_text(str(key)): _shorten_text(json.dumps(value, default=str)) for key, value in list(settings.items())[:_SETTINGS]
             },

@@ -153,12 +153,12 @@ def _alone(trends: Trends, of_ranks: Numbers, metric: str, statistic: str, known
     targets, ranks, columns = of_ranks.shape
     far = of_ranks.reshape(targets, ranks * columns)
     steps = np.tile(trends.plan.coarse.first, ranks)
-    found = []
-    for one in _top(far, metric, statistic, np.arange(ranks * columns), "rank", "rank_low"):
-        if one.target not in known:
-            rank = int(trends.plan.ranks.first[one.step // columns])
-            found.append(one._replace(step=int(steps[one.step]), rank=rank))
-    return found
+    outliers = []
+    for outlier in _top(far, metric, statistic, np.arange(ranks * columns), "rank", "rank_low"):
+        if outlier.target not in known:
+            rank = int(trends.plan.ranks.first[outlier.step // columns])
+            outliers.append(outlier._replace(step=int(steps[outlier.step]), rank=rank))
+    return outliers
 
 
 def _without_filling(far: Numbers) -> Numbers:

@@ -111,7 +111,7 @@ def manifest(trends: Trends) -> dict[str, Any]:
         "runs": [_run(trends, run, index) for run in trends.runs],
         "limit": trends.limit,
         "compared": trends.compared,
-        "apart": [_stand_out(trends, one, index) for one in trends.apart],
+        "apart": [_stand_out(trends, outlier, index) for outlier in trends.apart],
     }
 
 
@@ -135,7 +135,7 @@ def _run(trends: Trends, run: RunTrend, index: dict[str, int]) -> dict[str, Any]
         "steps": list(run.steps),
         "rows": run.rows,
         "there": [[(metric.name, statistic) in run.grids for statistic in metric.statistics] for metric in metrics],
-        "nonfinite": [_nonfinite(trends, one, index) for one in run.nonfinite],
+        "nonfinite": [_nonfinite(trends, finding, index) for finding in run.nonfinite],
         "nonfiniteCount": run.nonfinite_count,
         "alerts": run.raised.rows(),
         "alertCount": len(run.raised.began),
@@ -143,8 +143,8 @@ def _run(trends: Trends, run: RunTrend, index: dict[str, int]) -> dict[str, Any]
         "meanings": run.raised.meanings(),
         "lanes": run.raised.lanes(trends.plan.fine.first, trends.shift if run is not trends.runs[0] else 0),
         "facts": run.facts.as_json(),
-        "standOut": [_stand_out(trends, one, index) for one in run.stand_out],
-        "problems": [[both(what), count] for what, count in list(run.problems.items())[:200]],
+        "standOut": [_stand_out(trends, finding, index) for finding in run.stand_out],
+        "problems": [[both(sentence), count] for sentence, count in list(run.problems.items())[:200]],
         "problemCount": len(run.problems),
     }
 

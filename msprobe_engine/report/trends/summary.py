@@ -69,8 +69,8 @@ def lines(trends: Trends) -> Iterator[str]:
             yield "no shape and no dtype was compared, and of calls in a step the extremes; msprobe diagnose compares more"
     for run in trends.runs:
         yield from _format_stand_outs(trends, run.stand_out, f"{run.name}: stand out")
-        for what, count in list(run.problems.items())[:_SHOWN]:
-            yield f"note: {what}" + (f" ({count})" if count > 1 else "")
+        for sentence, count in list(run.problems.items())[:_SHOWN]:
+            yield f"note: {sentence}" + (f" ({count})" if count > 1 else "")
         if len(run.problems) > _SHOWN:
             yield f"and {len(run.problems) - _SHOWN} more; the page lists them"
 
@@ -102,11 +102,11 @@ def _nonfinite_line(trends: Trends, one: NonFinite) -> str:
     return f"{one.kind}: step {one.step}, rank{'s' if len(one.ranks) > 1 else ''} {runs_of(one.ranks)}, {target} ({one.metric})"
 
 
-def _format_stand_outs(trends: Trends, found: list[StandOut], headline: str) -> Iterator[str]:
-    if found:
-        yield f"{headline}: {len(found)}{' or more' if len(found) >= KEPT else ''}, first:"
-    for one in found[:_SHOWN]:
-        yield f"  {_stand_out_line(trends, one)}"
+def _format_stand_outs(trends: Trends, outliers: list[StandOut], headline: str) -> Iterator[str]:
+    if outliers:
+        yield f"{headline}: {len(outliers)}{' or more' if len(outliers) >= KEPT else ''}, first:"
+    for outlier in outliers[:_SHOWN]:
+        yield f"  {_stand_out_line(trends, outlier)}"
 
 
 def _stand_out_line(trends: Trends, one: StandOut) -> str:

@@ -93,8 +93,8 @@ def page(
     for name, content in data:
         yield f'<script type="application/octet-stream" id="{text(name)}">'.encode()
         packed = content if isinstance(content, Packed) else pack(content)
-        for at in range(0, len(packed), _BLOCK):
-            yield packed[at : at + _BLOCK]
+        for start in range(0, len(packed), _BLOCK):
+            yield packed[start : start + _BLOCK]
         yield b"</script>\n"
     yield b"</body></html>\n"
 
@@ -105,11 +105,11 @@ def document(title: str, **options: Any) -> str:
 
 
 def _frame(title: str, kind: str, body: str, verdict: Verdict | None, headline: str | None, app: bool, wide: bool) -> str:
-    what = words("kit", f"kind_{kind}")
+    kind_text = words("kit", f"kind_{kind}")
     sign = f'<span class="sign {verdict}" aria-hidden="true">{_MARKS[verdict]}</span>' if verdict else ""
     top = f"{sign}<h1>{headline or text(title)}</h1>"
     bar = (
-        f'<header class="bar"><span class="brand">{_LOGO}<b>msprobe</b></span><span class="kind">{what}</span>'
+        f'<header class="bar"><span class="brand">{_LOGO}<b>msprobe</b></span><span class="kind">{kind_text}</span>'
         f'{top if app else ""}<span class="switches" id="kit-switches"></span></header>\n'
     )
     if app:

@@ -47,8 +47,8 @@ def in_chinese(text: str) -> str:
     if (known := templates(TEXTS).get(text)) is not None:
         return known
     for pattern, chinese in _patterns():
-        if found := pattern.fullmatch(text):
-            return fill_template(chinese, map(in_chinese, found.groups()))
+        if match := pattern.fullmatch(text):
+            return fill_template(chinese, map(in_chinese, match.groups()))
     if _BETWEEN not in text:
         return text
     parts = text.split(_BETWEEN)

@@ -160,7 +160,7 @@ class Authority:
         """
         self._key()  # asks for the passphrase before anything changes
         with self._lock_books():
-            valid = [(path, found.subject) for path, found, revoked in self._books() if not revoked]
+            valid = [(path, certificate.subject) for path, certificate, revoked in self._books() if not revoked]
             chosen = [path for path, subject in valid if subject == name]
             if not chosen:
                 known = ", ".join(sorted({subject for _, subject in valid})[:20]) or "none"

@@ -86,8 +86,8 @@ def _now() -> datetime:
     return datetime.now(timezone.utc)
 
 
-def _warn_of_expiry(what: str, certificate: Certificate) -> list[str]:
-    left = certificate.ends - _now()
-    if left.total_seconds() < 0:
-        return [f"{what} has expired on {certificate.ends:%Y-%m-%d}"]
-    return [f"{what} is valid for {left.days} more days only"] if left < SOON else []
+def _warn_of_expiry(owner: str, certificate: Certificate) -> list[str]:
+    remaining = certificate.ends - _now()
+    if remaining.total_seconds() < 0:
+        return [f"{owner} has expired on {certificate.ends:%Y-%m-%d}"]
+    return [f"{owner} is valid for {remaining.days} more days only"] if remaining < SOON else []

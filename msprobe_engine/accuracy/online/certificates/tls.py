@@ -66,17 +66,17 @@ class Credentials:
 
     def warnings(self) -> list[str]:
         """What will stop working soon, as sentences."""
-        found = []
+        sentences = []
         now = datetime.now(timezone.utc)
         for path in (self._certificate, self._authority):
             ends = read_certificate(path).ends
             if ends - now < SOON:
-                found.append(f"{path} is valid until {_day(ends)} only ({(ends - now).days} days); make a new one: msprobe certs host")
+                sentences.append(f"{path} is valid until {_day(ends)} only ({(ends - now).days} days); make a new one: msprobe certs host")
         if self._revoked.exists():
             due = read_revocations(self._revoked).due
             if due is not None and due - now < SOON:
-                found.append(f"{self._revoked} is valid until {_day(due)} only; make it anew: msprobe certs crl")
-        return found
+                sentences.append(f"{self._revoked} is valid until {_day(due)} only; make it anew: msprobe certs crl")
+        return sentences
 
     def _read_file_states(self) -> tuple[object, ...]:
         state: list[object] = []
@@ -118,13 +118,13 @@ class Credentials:
     def _check(self) -> None:
         now = datetime.now(timezone.utc)
         own, authority = read_certificate(self._certificate), read_certificate(self._authority)
-        for path, found in ((self._certificate, own), (self._authority, authority)):
-            if found.ends < now:
+        for path, certificate in ((self._certificate, own), (self._authority, authority)):
+            if certificate.ends < now:
                 raise SettingsError(
-                    f"{path}: was valid until {_day(found.ends)}, and today is {_day(now)}; make a new one: msprobe certs host"
+                    f"{path}: was valid until {_day(certificate.ends)}, and today is {_day(now)}; make a new one: msprobe certs host"
                 )
-            if found.begins > now:
-                raise SettingsError(f"{path}: is valid from {found.begins} on, and it is {now} here; set the clock of this host")
+            if certificate.begins > now:
+                raise SettingsError(f"{path}: is valid from {certificate.begins} on, and it is {now} here; set the clock of this host")
         if own.roles and self._role not in own.roles:
             raise SettingsError(f"{self._certificate}: is for {' and '.join(own.roles)}, not for a {self._role}; {self._remedy()}")
         if not self._key.exists():

@@ -174,8 +174,8 @@ class DirectoryServer:
                 names = os.listdir(client.folder)
             except FileNotFoundError:
                 names = []
-            found = {sequence: name for name in names if (sequence := layout.parse_message_name(name)) is not None}
-            client.files = dict(sorted(found.items()))
+            name_of = {sequence: name for name in names if (sequence := layout.parse_message_name(name)) is not None}
+            client.files = dict(sorted(name_of.items()))
             self._remove_taken(client)
             self._hear(client)
         read = 0
@@ -248,9 +248,9 @@ class DirectoryServer:
             self._reject(client, sequence, error.strerror or str(error))
             return True
         try:
-            found = os.fstat(descriptor)
-            size = found.st_size
-            if not stat.S_ISREG(found.st_mode):
+            status = os.fstat(descriptor)
+            size = status.st_size
+            if not stat.S_ISREG(status.st_mode):
                 self._reject(client, sequence, "it is no regular file")
                 return True
             if not PREFIX_BYTES <= size <= self._options.message_bytes:

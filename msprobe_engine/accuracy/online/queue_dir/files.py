@@ -87,9 +87,9 @@ def parse_not_saved(text: memoryview | None) -> list[Any]:
     if text is None:
         return []
     try:
-        found = parse_json(bytes(text))["not_saved"]
+        calls = parse_json(bytes(text))["not_saved"]
     except (ValueError, KeyError, TypeError):
         raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged") from None
-    if not isinstance(found, list):
+    if not isinstance(calls, list):
         raise DumpFormatError(f"{layout.NOT_SAVED} of a step is damaged")
-    return found
+    return calls

@@ -97,11 +97,11 @@ class Spool:
 
     # ---- after a start ----
 
-    def recover(self, done: Callable[[SpoolStep], Iterable[str]] = lambda _step: ()) -> list[SpoolCall]:
+    def recover(self, written_calls: Callable[[SpoolStep], Iterable[str]] = lambda _step: ()) -> list[SpoolCall]:
         """What an earlier process has left here: calls that can be checked now.
 
         Args:
-            done: names of the calls of a step whose results are written.
+            written_calls: names of the calls of a step whose results are written.
 
         Raises:
             UsageError: the directory cannot be read.
@@ -119,16 +119,16 @@ class Spool:
                     if training is None:
                         continue  # all of it is checked, and it was kept
                     try:
-                        found = SpoolStep.recover(rank_path, training.session, step, rank)
+                        recovered = SpoolStep.recover(rank_path, training.session, step, rank)
                     except DumpFormatError as error:
                         _log.error("%s: what an earlier run has left cannot be used: %s", rank_path, error)
                         continue
-                    for name in done(found):
-                        found.mark_checked(name)
-                    self._steps[step, rank] = found
-                    self.bytes += found.bytes
-                    ready += found.ready()
-                    self._finish_step(found)
+                    for name in written_calls(recovered):
+                        recovered.mark_checked(name)
+                    self._steps[step, rank] = recovered
+                    self.bytes += recovered.bytes
+                    ready += recovered.ready()
+                    self._finish_step(recovered)
         return ready
 
     def _load_training(self, path: Path) -> None:
@@ -211,13 +211,13 @@ class Spool:
 
     def _get_or_add_step(self, training: Training, number: int) -> SpoolStep:
         with self._lock:
-            found = self._steps.get((number, training.rank))
-            if found is not None and found.session == training.session:
-                return found
-            if found is not None:
-                self.replaced += found.left
-                self.bytes -= found.bytes
-                found.replace()
+            known = self._steps.get((number, training.rank))
+            if known is not None and known.session == training.session:
+                return known
+            if known is not None:
+                self.replaced += known.left
+                self.bytes -= known.bytes
+                known.replace()
             made = SpoolStep(self.root / f"step{number}" / layout.rank_directory(training.rank), training.session, number, training.rank)
             made.create_directory()
             self._steps[number, training.rank] = made

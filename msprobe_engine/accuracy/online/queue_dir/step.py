@@ -210,8 +210,8 @@ class SpoolStep:
     def _register_message(self, number: int, document: Mapping[str, Any], shard: Path | None) -> bool:
         """Note what a message holds; False when it is known already."""
         if shard is not None:
-            found = {key: (shard.name, source.dtype or "") for key, source in TensorFiles.of_shard(shard).sources().items()}
-            self._keys.update(found)
+            sources = {key: (shard.name, source.dtype or "") for key, source in TensorFiles.of_shard(shard).sources().items()}
+            self._keys.update(sources)
         known = number in self._numbers
         self._numbers.add(number)
         self._names.update(document["names"])
@@ -257,8 +257,8 @@ class SpoolStep:
             OSError: a file cannot be written.
             DumpFormatError: a file is damaged.
         """
-        found = messages.data_names(message.files[messages.NAMES]) if messages.NAMES in message.files else dict(self._names)
-        missing = self._write_index(found)
+        data_names = messages.data_names(message.files[messages.NAMES]) if messages.NAMES in message.files else dict(self._names)
+        missing = self._write_index(data_names)
         not_saved = parse_not_saved(message.files.get(layout.NOT_SAVED)) + [
             {"name": n, "bytes": 0, "reason": LOST_ON_THE_WAY} for n in missing
         ]
@@ -274,14 +274,14 @@ class SpoolStep:
             with contextlib.suppress(FileNotFoundError):
                 os.unlink(self.directory / layout.MARKER)
         with self._lock:
-            self._names = found
+            self._names = data_names
             self.over = True
             return self.ready()
 
-    def _write_index(self, found: Mapping[str, str]) -> list[str]:
+    def _write_index(self, sources: Mapping[str, str]) -> list[str]:
         """The index of saved tensors; returns the names whose content is not here."""
         by_key: dict[str, list[str]] = {}
-        for name, key in found.items():
+        for name, key in sources.items():
             by_key.setdefault(key, []).append(name)
         tensors, aliases, missing = [], [], []
         for key, all_names in by_key.items():

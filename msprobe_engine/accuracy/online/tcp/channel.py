@@ -124,10 +124,10 @@ class Channel:
                 read, write = True, False
             except ssl.SSLWantWriteError:
                 read, write = False, True
-            left = deadline - time.monotonic()
-            if left <= 0:
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise TransportError("the TLS handshake was not over in time")
-            self._poll(read, write, left, waker)
+            self._poll(read, write, remaining, waker)
             if stop():
                 raise TransportError("stopped in the middle of the TLS handshake")
 

@@ -107,14 +107,14 @@ class Connection:
             count = self._channel.receive(reader.target())
             if count == CLOSED:
                 raise TransportError("the other end hung up before it said who it is")
-            for found in reader.parse_received(count):
-                assert isinstance(found, Frame)
-                return self._welcome(found)
-            left = deadline - time.monotonic()
-            if left <= 0:
+            for part in reader.parse_received(count):
+                assert isinstance(part, Frame)
+                return self._welcome(part)
+            remaining = deadline - time.monotonic()
+            if remaining <= 0:
                 raise TransportError(f"no greeting within {self._options.greeting_seconds:g} s")
             if not count:
-                self._channel.wait(left, self._waker)
+                self._channel.wait(remaining, self._waker)
         raise TransportError(self._cut)
 
     def _welcome(self, frame: Frame) -> Session | None:
@@ -192,12 +192,12 @@ class Connection:
         size = 0
         count = 0  # what is in the reader already comes first
         while True:
-            for found in reader.parse_received(count):
-                if isinstance(found, Need):
-                    self._need = found
+            for part in reader.parse_received(count):
+                if isinstance(part, Need):
+                    self._need = part
                 else:
                     complete += 1
-                    if not self._handle_frame(session, found):
+                    if not self._handle_frame(session, part):
                         return -1
             size += count
             count = 0

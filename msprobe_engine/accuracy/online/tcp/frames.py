@@ -83,12 +83,12 @@ def parse_header(text: bytes) -> dict[str, Any]:
     if not text:
         return {}
     try:
-        found = parse_json(text.decode("utf-8", "surrogatepass"))
+        header = parse_json(text.decode("utf-8", "surrogatepass"))
     except ValueError as error:
         raise TransportError(f"a header of {len(text)} bytes is no JSON ({type(error).__name__}: {str(error)[:100]})") from None
-    if not isinstance(found, dict):
-        raise TransportError(f"a header is a JSON {type(found).__name__}, not an object")
-    return found
+    if not isinstance(header, dict):
+        raise TransportError(f"a header is a JSON {type(header).__name__}, not an object")
+    return header
 
 
 def encode_prefix(kind: Kind, sequence: int, header_bytes: int, payload_bytes: int, flags: int = 0) -> bytes:
@@ -152,9 +152,9 @@ class FrameReader:
         if self._begin == self._end:
             self._begin = self._end = 0
         elif self._end == _STAGE or self._begin > _STAGE // 2:
-            left = self._end - self._begin
-            self._stage[:left] = bytes(self._stage[self._begin : self._end])
-            self._begin, self._end = 0, left
+            remaining = self._end - self._begin
+            self._stage[:remaining] = bytes(self._stage[self._begin : self._end])
+            self._begin, self._end = 0, remaining
         return self._stage[self._end : self._end + _NEXT] if self._large else self._stage[self._end :]
 
     def parse_received(self, count: int) -> Iterator[Frame | Need]:
@@ -170,9 +170,9 @@ class FrameReader:
             self._payload_end += count
         else:
             self._end += count
-        while (found := self._next()) is not None:
-            yield found
-            if isinstance(found, Need):
+        while (part := self._next()) is not None:
+            yield part
+            if isinstance(part, Need):
                 return
 
     def give(self, view: memoryview, memory: Any = None) -> None:

@@ -280,10 +280,10 @@ class Server:
 
 def _open_listener(address: Address) -> socket.socket:
     try:
-        found = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+        addresses = socket.getaddrinfo(address.host, address.port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
     except (OSError, UnicodeError) as error:
         raise SettingsError(f"host {address.host}: is no address ({error}); give a host name or an IP address of this machine") from None
-    family, kind, protocol, _, where = found[0]
+    family, kind, protocol, _, where = addresses[0]
     listener = socket.socket(family, kind, protocol)
     try:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

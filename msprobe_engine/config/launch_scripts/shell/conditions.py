@@ -84,13 +84,13 @@ class _Bracket:
         while self._at < len(self._words) and self._words[self._at] == "!":
             negated = not negated
             self._at += 1
-        left = len(self._words) - self._at
-        if left <= 0:
+        remaining = len(self._words) - self._at
+        if remaining <= 0:
             return None
-        if left >= 3 and self._words[self._at + 1] in (*_NUMBER_TESTS, *_TEXT_TESTS):
+        if remaining >= 3 and self._words[self._at + 1] in (*_NUMBER_TESTS, *_TEXT_TESTS):
             result = self._binary(self._at)
             self._at += 3
-        elif left >= 2 and (self._words[self._at] or "").startswith("-") and self._words[self._at] not in ("-a", "-o"):
+        elif remaining >= 2 and (self._words[self._at] or "").startswith("-") and self._words[self._at] not in ("-a", "-o"):
             result = self._unary(self._at)
             self._at += 2
         else:

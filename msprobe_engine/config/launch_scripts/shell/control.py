@@ -212,8 +212,8 @@ class Control:
             for word in words:
                 if verdict is True:
                     break
-                one = self._matches(subject, word, state)
-                verdict = True if one else None if one is None or verdict is None else False
+                matches = self._matches(subject, word, state)
+                verdict = True if matches else None if matches is None or verdict is None else False
             if verdict is None:
                 ways.append((phrase, self._way(body)))
             elif verdict:

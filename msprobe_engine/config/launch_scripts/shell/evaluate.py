@@ -109,20 +109,20 @@ class Evaluator(Control):
             if reads:
                 self.input = given
 
-    def command(self, fields: list[Text], arguments: list[Assignment], prefix: dict[str, Text], state: State, at: Place) -> Status:
+    def command(self, fields: list[Text], arguments: list[Assignment], prefix: dict[str, Text], state: State, place: Place) -> Status:
         """A command with its words expanded: a function, a part of the shell, or one that is started."""
         name = known_text(fields[0])
         if name is None:
             unknown = unknown_of(fields[0])
             if unknown is not None and unknown.absent and len(fields[0]) == 1 and len(fields) > 1:
-                self.context.add_note(at, f"{unknown.source} {unknown.why}; what stands behind it is taken as the command")
-                return self.command(fields[1:], arguments, prefix, state, at)
-            return self._external(fields, prefix, state, at)
+                self.context.add_note(place, f"{unknown.source} {unknown.why}; what stands behind it is taken as the command")
+                return self.command(fields[1:], arguments, prefix, state, place)
+            return self._external(fields, prefix, state, place)
         if name in state.functions:
             return self._call(name, fields[1:], prefix, state)
         if name in builtins.TABLE:
-            return self._with_prefix(prefix, state, lambda: builtins.TABLE[name](Call(self, state, fields, arguments, at)))
-        return self._external(fields, prefix, state, at)
+            return self._with_prefix(prefix, state, lambda: builtins.TABLE[name](Call(self, state, fields, arguments, place)))
+        return self._external(fields, prefix, state, place)
 
     def _with_prefix(self, prefix: dict[str, Text], state: State, act: Callable[[], Status]) -> Status:
         """Do something while variables have a value."""
@@ -176,7 +176,7 @@ class Evaluator(Control):
         self.emit((Known(output, at),))
         return True
 
-    def _inner_shell(self, inner: Unwrapped, fields: list[Text], state: State, at: Place) -> bool:
+    def _inner_shell(self, inner: Unwrapped, fields: list[Text], state: State, place: Place) -> bool:
         """Walk the script or text that a command gives to a shell; False where that is not at hand."""
         name = known_text(inner.argv[0]) if inner.argv else None
         arguments = self._arguments(list(inner.argv[1:]))
@@ -184,19 +184,19 @@ class Evaluator(Control):
         try:
             if inner.kind == "text":
                 if not readable(inner.argv[0]):
-                    self.context.add_note(at, f"a command line that is not known ({short(show_text(inner.argv[0]))}) is not read")
+                    self.context.add_note(place, f"a command line that is not known ({short(show_text(inner.argv[0]))}) is not read")
                     return True
-                self.child(self.context.paste(inner.argv[0]), at.file, state, "bash", arguments[1:], inner.env, at.line)
+                self.child(self.context.paste(inner.argv[0]), place.file, state, "bash", arguments[1:], inner.env, place.line)
                 return True
             if inner.kind == "input":
                 if self.input is None or not readable(self.input):
                     return False
-                self.child(self.context.paste(self.input), at.file, state, "bash", arguments, inner.env, at.line)
+                self.child(self.context.paste(self.input), place.file, state, "bash", arguments, inner.env, place.line)
                 return True
-            found = self.find(name, state, at) if name is not None else None
-            if found is None or name is None:
+            script = self.find(name, state, place) if name is not None else None
+            if script is None or name is None:
                 return False
-            self.child(found[0], found[1], state, name, arguments, inner.env)
+            self.child(script[0], script[1], state, name, arguments, inner.env)
             return True
         finally:
             self._outer.pop()
@@ -213,8 +213,8 @@ class Evaluator(Control):
 
     def capture_output(self, part: Substitution, state: State) -> Text:
         """``$(...)``: known where all that writes is the shell itself."""
-        at = self.expander.place(part.line)
-        unknown: Text = (Unknown(short(part.source), "is the output of a command, which is not run", at),)
+        place = self.expander.place(part.line)
+        unknown: Text = (Unknown(short(part.source), "is the output of a command, which is not run", place),)
         output, given = self.output, self.input
         self.output, self.input = [], None
         self.context.capturing += 1
@@ -227,7 +227,7 @@ class Evaluator(Control):
         value = known_text(text)
         if value is None:
             return unknown
-        return (Known(value.rstrip("\n"), at),)
+        return (Known(value.rstrip("\n"), place),)
 
 
 def _expand_argument(argument: Assignment) -> Word | None:
@@ -278,6 +278,6 @@ def read_script(
     except Leave:
         pass
     except (Exhausted, RecursionError) as error:
-        what = str(error) if isinstance(error, Exhausted) else "nested too deep"
-        context.add_note(Place(file, 0), f"reading ends early: {what}")
+        reason = str(error) if isinstance(error, Exhausted) else "nested too deep"
+        context.add_note(Place(file, 0), f"reading ends early: {reason}")
     return state

@@ -71,8 +71,8 @@ class SimpleCommandReader(WordReader):
                 declaring = word.plain() in DECLARING
             words.append(word)
         if not (assignments or words or redirections):
-            found = self.text[self.pos : self.pos + 12].split("\n")[0] or "the end of the script"
-            raise self.error(f"a command is expected, not '{found}'")
+            near = self.text[self.pos : self.pos + 12].split("\n")[0] or "the end of the script"
+            raise self.error(f"a command is expected, not '{near}'")
         return Simple(tuple(assignments), tuple(words), tuple(redirections), line)
 
     def _assignment(self) -> Assignment | None:

@@ -35,11 +35,11 @@ def items(graph: Graph, node: int, metrics: Metrics | None = None, old: bool = F
     """
     made: tuple[Items, Items] = ({}, {})
     text = _text_old if old else _text
-    for found, rows in zip(made, (graph.inputs(node), graph.outputs(node))):
+    for node_items, rows in zip(made, (graph.inputs(node), graph.outputs(node))):
         for row in rows:
             name, item = _build_item_with_metrics(graph, row, metrics, old)
             # most fields are plain text already, and a graph has millions of them
-            found[name] = {key: value if type(value) is str and "'" not in value else text(value) for key, value in item.items()}
+            node_items[name] = {key: value if type(value) is str and "'" not in value else text(value) for key, value in item.items()}
     return made
 
 
@@ -47,7 +47,7 @@ def texts(graph: Graph, node: int, metrics: Metrics | None = None) -> tuple[str,
     """`items` of 26.2.0 as json without spaces, written at once: half of the time that the dictionaries and their encoding take."""
     made = []
     for rows in (graph.inputs(node), graph.outputs(node)):
-        found = []
+        shown = []
         for row in rows:
             name, item = _build_item_with_metrics(graph, row, metrics, False)
             fields = [
@@ -55,8 +55,8 @@ def texts(graph: Graph, node: int, metrics: Metrics | None = None) -> tuple[str,
                 f'"{key}":"{value!r}"' if type(value) is float else f'"{key}":{_quoted(value if type(value) is str else _text(value))}'
                 for key, value in item.items()
             ]
-            found.append(f"{_quoted(name)}:{{{','.join(fields).replace(_QUOTE, '')}}}")
-        made.append("{" + ",".join(found) + "}")
+            shown.append(f"{_quoted(name)}:{{{','.join(fields).replace(_QUOTE, '')}}}")
+        made.append("{" + ",".join(shown) + "}")
     return made[0], made[1]
 
 

@@ -78,19 +78,19 @@ def levels(side: DumpTable, exact: bool = False) -> Integers:
     role = np.frombuffer(bytes(side.role), np.uint8)
     places = _Places(side)
     bad = _not_finite(side)
-    told = bad & ~places.nested if exact else bad
-    inside, outside = (_any(side, told & (role == one)) for one in (INPUT, OUTPUT))
-    found = np.where(outside, np.where(inside, _HIGH, _CRITICAL), np.where(inside, _MEDIUM, _NONE))
-    found[(found == _NONE) & _jumps(side, role, places.single)] = _HIGH
-    for record in np.flatnonzero(found).tolist():
+    bad_rows = bad & ~places.nested if exact else bad
+    inside, outside = (_any(side, bad_rows & (role == wanted_role)) for wanted_role in (INPUT, OUTPUT))
+    node_levels = np.where(outside, np.where(inside, _HIGH, _CRITICAL), np.where(inside, _MEDIUM, _NONE))
+    node_levels[(node_levels == _NONE) & _jumps(side, role, places.single)] = _HIGH
+    for record in np.flatnonzero(node_levels).tolist():
         api = ".".join(side.ops[record].split(".", 2)[:2]).lower()
         rule = _HARMLESS.get(api)
-        if api in _BRINGS and not exact and found[record] == _CRITICAL:
-            found[record] = _HIGH
+        if api in _BRINGS and not exact and node_levels[record] == _CRITICAL:
+            node_levels[record] = _HIGH
         elif rule is not None and _is_harmless(side, record, rule, bad & places.single, places):
             brought = outside[record] and api.startswith("distributed.") and not exact
-            found[record] = _HIGH if brought else _NONE
-    return np.asarray(found, np.int64)
+            node_levels[record] = _HIGH if brought else _NONE
+    return np.asarray(node_levels, np.int64)
 
 
 class _Places:

@@ -86,10 +86,10 @@ def _share(cell: object) -> float:
 def index_811(graph: Graph, rows: PairedRows, numbers: Floats, task: TaskOfGraph) -> Index:
     """Per node of the target the number of 8.1.1; None of nodes without a partner or rows."""
     best = 1.0 if task == "md5" else 0.0
-    found = _spread(graph, rows, numbers, best)
+    indexes = _spread(graph, rows, numbers, best)
     worst = min if task == "md5" else max
-    _collections(graph, found, lambda members: worst([best, *(best if one is None else one for one in members)]))
-    return found
+    _collections(graph, indexes, lambda members: worst([best, *(best if index is None else index for index in members)]))
+    return indexes
 
 
 def index_262(graph: Graph, rows: PairedRows, levels: Sequence[int], task: TaskOfGraph) -> Index:
@@ -98,9 +98,9 @@ def index_262(graph: Graph, rows: PairedRows, levels: Sequence[int], task: TaskO
     Args:
         levels: (m,), the worst verdict of each node, `verdicts.PASS` to `verdicts.ERROR`.
     """
-    found = _spread(graph, rows, np.asarray(levels, np.float64) / 2, 1.0 if task == "md5" else float(PASS))
-    _collections(graph, found, lambda members: max([0.0, *(one or 0.0 for one in members)]))
-    return found
+    indexes = _spread(graph, rows, np.asarray(levels, np.float64) / 2, 1.0 if task == "md5" else float(PASS))
+    _collections(graph, indexes, lambda members: max([0.0, *(index or 0.0 for index in members)]))
+    return indexes
 
 
 def _spread(graph: Graph, rows: PairedRows, numbers: Floats, best: float) -> Index:

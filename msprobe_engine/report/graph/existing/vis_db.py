@@ -172,8 +172,8 @@ def link_text(links: tuple[Link, ...]) -> str:
     """``matched_distributed`` of a node."""
     if not links:
         return "{}"
-    found = [encode_link(one) for one in links]
-    return json.dumps(found if len(found) > 1 else found[0])
+    encoded = [encode_link(link) for link in links]
+    return json.dumps(encoded if len(encoded) > 1 else encoded[0])
 
 
 def encode_link(link: Link) -> dict[str, Any]:
@@ -203,7 +203,7 @@ def _rows(source: str, graph: Graph, made: Graph | Comparison, stacks: _Stacks) 
     for order, node in enumerate(outwards(graph)):
         name, parent = names[node], graph.parents[node]
         given, results = texts(graph, node, compared.metrics(node) if compared is not None else None)
-        below = [names[one] for one in graph.children[node]]
+        below = [names[child] for child in graph.children[node]]
         notes = graph.merge_notes.get(node)
         yield (
             f"{prefix}_{name}",

@@ -112,7 +112,7 @@ def _node(source: str, graph: Graph, node: int, made: Graph | Comparison, comple
     if graph.overflow[node] is not None:
         data["overflow_level"] = graph.overflow[node]
     stack = graph.stacks[node]
-    found: dict[str, Any] = {
+    cells: dict[str, Any] = {
         "id": graph.names[node],
         "node_type": graph.types[node],
         "output_data": results,
@@ -125,12 +125,12 @@ def _node(source: str, graph: Graph, node: int, made: Graph | Comparison, comple
     }
     partner = made.golden_partners[node] if source == GOLDEN and isinstance(made, Comparison) else -1
     if graph.parents[node] == ROOT or (isinstance(made, Comparison) and partner >= 0 and made.target.parents[partner] == ROOT):
-        found["micro_step_id"] = graph.micro_steps[node]
-    found["data"] = data
+        cells["micro_step_id"] = graph.micro_steps[node]
+    cells["data"] = data
     links = [encode_link(one) for one in graph.links.get(node, ())]
     if links:
-        found["matched_distributed"] = links if len(links) > 1 else links[0]
-    return found
+        cells["matched_distributed"] = links if len(links) > 1 else links[0]
+    return cells
 
 
 # The one line of a call stack that 8.1.1 keeps of each node.
@@ -152,7 +152,7 @@ def stack_line(name: str, stack: Sequence[str]) -> tuple[str, ...]:
         call = f"{parsed.path.rpartition('.')[2]}("
         return next(((line,) for line in stack if call in line), tuple(stack))
     if isinstance(parsed, names.ApiName):
-        for at, line in enumerate(stack[:-1]):
+        for position, line in enumerate(stack[:-1]):
             if any(word in line for word in _RECORDER):
-                return (stack[at + 1],)
+                return (stack[position + 1],)
     return tuple(stack)

@@ -50,14 +50,14 @@ def axes(layout: Layout) -> list[str]:
     Raises:
         UsageError: it is no order of them.
     """
-    found = layout.order.lower().split("-")
-    unknown = [axis for axis in found if axis not in AXES]
-    if unknown or len(set(found)) != len(found):
+    names = layout.order.lower().split("-")
+    unknown = [axis for axis in names if axis not in AXES]
+    if unknown or len(set(names)) != len(names):
         raise UsageError(f"--order {layout.order!r}: must have each of {', '.join(AXES)} at most once, joined by '-', the fastest first")
-    needed = [axis for axis, size in _sizes(layout).items() if size > 1 and axis not in found]
+    needed = [axis for axis, size in _sizes(layout).items() if size > 1 and axis not in names]
     if needed:
         raise UsageError(f"--order {layout.order!r}: lacks {', '.join(needed)}, which has more than one rank")
-    return found
+    return names
 
 
 def _sizes(layout: Layout) -> dict[str, int]:
@@ -66,13 +66,13 @@ def _sizes(layout: Layout) -> dict[str, int]:
 
 def mesh_of_layout(layout: Layout) -> dict[int, dict[str, int]]:
     """The place of every rank, when the groups follow each other in the order that was given."""
-    sizes, found = _sizes(layout), {}
+    sizes, places = _sizes(layout), {}
     for rank in range(layout.rank_size):
-        left, place = rank, dict.fromkeys(AXES, 0)
+        rest, place = rank, dict.fromkeys(AXES, 0)
         for axis in axes(layout):
-            left, place[axis] = divmod(left, sizes[axis])
-        found[rank] = place
-    return found
+            rest, place[axis] = divmod(rest, sizes[axis])
+        places[rank] = place
+    return places
 
 
 def mesh_of_header(header: Mapping[str, Any]) -> tuple[dict[str, int], dict[str, int]] | None:
@@ -93,10 +93,10 @@ def agree(layout: Layout, rank: int, side: DumpTable) -> None:
     Raises:
         UsageError: it does.
     """
-    found = mesh_of_header(side.header)
-    if found is None:
+    mesh = mesh_of_header(side.header)
+    if mesh is None:
         return
-    place, sizes = found
+    place, sizes = mesh
     for axis, value in {**_sizes(layout), "vpp": layout.vpp}.items():
         if axis in ("tp", "pp", "vpp") and sizes.get(axis, 1) != value:
             raise UsageError(
@@ -132,15 +132,15 @@ def infer_meshes(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
 
 def merged_along(side: DumpTable, axis: str) -> DumpTable:
     """The side of what ranks along an axis have together: it has one rank along it."""
-    found = mesh_of_header(side.header)
-    if found is None:
+    mesh = mesh_of_header(side.header)
+    if mesh is None:
         return side
-    place, sizes = found
+    place, sizes = mesh
     gone = ("tp", "etp") if axis == "tp" else (axis,)
     parallel = {
         **side.header["parallel"],
-        "rank": place | {one: 0 for one in gone if one in place},
-        "size": sizes | {one: 1 for one in gone if one in sizes},
+        "rank": place | {axis_name: 0 for axis_name in gone if axis_name in place},
+        "size": sizes | {axis_name: 1 for axis_name in gone if axis_name in sizes},
     }
     return with_header(side, {**side.header, "parallel": parallel})
 
@@ -160,17 +160,17 @@ def groups(sides: Mapping[int, DumpTable], axis: str) -> list[list[int]]:
     """Ranks that differ in their place along an axis alone, by that place; ranks without one are alone. Experts may be dealt out along any
     axis, so that ranks of a group hold different ones: where a rank is without that tells them apart already."""
     for left_out in ((axis, "ep"), (axis,)):
-        found: dict[object, list[int]] = {}
+        members_of: dict[object, list[int]] = {}
         for rank, side in sorted(sides.items()):
             said = mesh_of_header(side.header)
             if said is None or said[1].get(axis, 1) == 1:
-                found["alone", rank] = [rank]
+                members_of["alone", rank] = [rank]
             else:
                 others = tuple(sorted((name, value) for name, value in said[0].items() if name in AXES and name not in left_out))
-                found.setdefault(others, []).append(rank)
-        if all(_one_each(sides, some, axis) for some in found.values()):
+                members_of.setdefault(others, []).append(rank)
+        if all(_one_each(sides, some, axis) for some in members_of.values()):
             break
-    return sorted(found.values())
+    return sorted(members_of.values())
 
 
 def _one_each(sides: Mapping[int, DumpTable], ranks: list[int], axis: str) -> bool:

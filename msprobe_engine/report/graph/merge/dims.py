@@ -64,8 +64,8 @@ def cuts(beside: RankStack, told: Told, rows: Sequence[int]) -> dict[int, Cut]:
 class _Walk:
     """Goes through the pieces in the order of the records, which is that of the calls: what goes in was cut before it is taken in."""
 
-    def __init__(self, beside: RankStack, told: Told, rows: Sequence[int]) -> None:
-        self.beside, self.side, self.of_dump = beside, beside.first, told
+    def __init__(self, beside: RankStack, of_dump: Told, rows: Sequence[int]) -> None:
+        self.beside, self.side, self.of_dump = beside, beside.first, of_dump
         self.twins = twins(beside.tree)
         self.known: dict[tuple[bytes, tuple[int, ...]], Cut] = {}
         self.found: dict[int, Cut] = {}
@@ -226,12 +226,12 @@ class _Walk:
 
 def _numbers(side: DumpTable, op: int) -> list[int]:
     """Whole numbers among the arguments of a call, also those of a list."""
-    found: list[int] = []
+    numbers: list[int] = []
     for row in side.rows(op):
         value: Any = side.values.get(row)
         if side.role[row] == INPUT:
-            found += [one for one in (value if isinstance(value, (list, tuple)) else [value]) if type(one) is int]
-    return found
+            numbers += [item for item in (value if isinstance(value, (list, tuple)) else [value]) if type(item) is int]
+    return numbers
 
 
 def _reshape_cut(cut: Cut, before: Sequence[int], after: Sequence[int]) -> Cut | None:

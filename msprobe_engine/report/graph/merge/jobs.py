@@ -89,7 +89,7 @@ def _by_step(jobs: Jobs) -> dict[int, Members]:
     return {step: tuple(sorted(members)) for step, members in sorted(found.items())}
 
 
-def _models(members: Members, given: Layout | None, found: Jobs, alone: bool = False) -> list[Members]:
+def _models(members: Members, given: Layout | None, merged: Jobs, alone: bool = False) -> list[Members]:
     """The ranks of each copy of the model. `alone`: they are not compared with another run, whose shapes say more."""
     files = dict(members)
     if given is not None:
@@ -102,18 +102,18 @@ def _models(members: Members, given: Layout | None, found: Jobs, alone: bool = F
         try:
             headers[rank] = _header(path)
         except DumpFormatError as error:
-            found.lost.append(f"{error}. Rank {rank} is left out")
+            merged.lost.append(f"{error}. Rank {rank} is left out")
     if not headers:
         return []
     for rank in [rank for rank, header in headers.items() if device_mesh.mesh_of_header(header) is None]:
         if len(headers) > 1 and any(device_mesh.mesh_of_header(header) is not None for header in headers.values()):
             del headers[rank]
-            found.lost.append(
+            merged.lost.append(
                 f"{files[rank]}: does not say where rank {rank} stands, as the others do; it is left out. Is the file damaged?"
             )
     size = device_mesh.whole_size(headers)
     if size and size > len(headers):
-        found.lost.append(
+        merged.lost.append(
             f"{members[0][1].parent.parent}: has {len(headers)} of the {size} ranks of the job; what the others held is missing"
         )
     if not size and len(headers) > 1 and _same_data([files[rank] for rank in headers]):
@@ -123,8 +123,8 @@ def _models(members: Members, given: Layout | None, found: Jobs, alone: bool = F
             f"{members[0][1].parent.parent}: the dumps do not say how the job was cut, so each rank is drawn by itself; "
             "give --rank_size, --tp and --pp to put them together."
         )
-        if text not in found.notes:
-            found.notes.append(text)
+        if text not in merged.notes:
+            merged.notes.append(text)
     return [tuple((rank, files[rank]) for rank in ranks) for ranks in device_mesh.models(headers)]
 
 

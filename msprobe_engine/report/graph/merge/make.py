@@ -64,18 +64,18 @@ def build_merged_graph(job: Job, options: GraphOptions, problems: list[str], not
 
 
 def _sides(members: Members, given: Layout | None, problems: list[str]) -> dict[int, DumpTable]:
-    found: dict[int, DumpTable] = {}
+    side_of: dict[int, DumpTable] = {}
     for rank, path in members:
         try:
             side = read_side(path)
         except DumpFormatError as error:
             problems.append(f"{error}. The whole is without it")
             continue
-        found[rank] = side if given is None else device_mesh.add_mesh_to_header(given, rank, side)
+        side_of[rank] = side if given is None else device_mesh.add_mesh_to_header(given, rank, side)
         problems += [problem for problem in side.problems if problem not in problems]
-    if not found:
+    if not side_of:
         raise DumpFormatError(f"{members[0][1].parent.parent}: none of the {len(members)} ranks can be read")
-    return found
+    return side_of
 
 
 def _graph(sides: dict[int, DumpTable], step: int, options: GraphOptions, notes: list[str]) -> Graph:
@@ -209,8 +209,8 @@ class _Form:
         self.notes: dict[str, list[str]] = {}
         self.construct: dict[str, Any] = {}
         self.stacks: dict[str, list[str]] = {}
-        told = device_mesh.mesh_of_header(sides[self.first].header)
-        self.chunk = "0." if told is not None and told[1].get("vpp", 1) > 1 else ""
+        mesh = device_mesh.mesh_of_header(sides[self.first].header)
+        self.chunk = "0." if mesh is not None and mesh[1].get("vpp", 1) > 1 else ""
         self.named: dict[str, str] = {}  # record of the whole -> its name here
         self.taken: set[str] = set()
         # the names of the first rank come first: where two are called alike, the other one says its rank
@@ -231,17 +231,17 @@ class _Form:
         parsed, own = names.parse(whole), names.parse(name)
         match parsed, own:
             case names.ModuleName(), names.ModuleName():
-                found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
+                full_name = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
             case names.ParametersGradName(), names.ParametersGradName():
-                found = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
+                full_name = str(parsed._replace(path=self.chunk + parsed.path, number=own.number))
             case _:
-                found = name if rank == self.first or name.startswith(_KEPT) else with_rank(name, rank)
-        if found in self.taken:
-            found = with_rank(found, rank)
-        while found in self.taken:
-            found += "_"
-        self.taken.add(found)
-        return found
+                full_name = name if rank == self.first or name.startswith(_KEPT) else with_rank(name, rank)
+        if full_name in self.taken:
+            full_name = with_rank(full_name, rank)
+        while full_name in self.taken:
+            full_name += "_"
+        self.taken.add(full_name)
+        return full_name
 
     def between(self, side: DumpTable, rank: int) -> list[list[tuple[int, str]]]:
         """The runs of calls between modules that one rank makes: records of its dump, with their names here."""

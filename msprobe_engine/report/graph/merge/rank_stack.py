@@ -80,7 +80,7 @@ class RankStack:
 
         Each extreme counts for itself: the large constant of a mask is the same in all pieces, and most of the norm."""
         base = self.stats[0]
-        found = np.ones(base.shape[0], bool)
+        equal = np.ones(base.shape[0], bool)
         with np.errstate(all="ignore"):
             for place in range(1, len(self.ranks)):
                 other = self.stats[place]
@@ -89,8 +89,8 @@ class RankStack:
                     np.maximum(abs(base[:, 0]), abs(base[:, 1])), np.maximum(abs(other[:, 0]), abs(other[:, 1]))
                 )
                 same = (base == other) | (abs(base - other) <= limit) | (np.isnan(base) & np.isnan(other))
-                found &= same.all(1) | (self.at[place] < 0)
-        return found
+                equal &= same.all(1) | (self.at[place] < 0)
+        return equal
 
     @cached_property
     def equal(self) -> Bools:

@@ -90,8 +90,8 @@ class _Merger:
         pieces = [row for row in differs if row not in same and len(beside.members(row)) > 1]
         also = self.cut_alike()
         where = cuts(beside, self.told, sorted((*pieces, *also)))
-        for row, one in sums.items():
-            self.put_sum(row, one)
+        for row, term in sums.items():
+            self.put_sum(row, term)
         for row in sorted({*pieces, *where}):
             self.put_pieces(row, where.get(row))
         for row in differs:
@@ -113,22 +113,22 @@ class _Merger:
     def unlike(self, differs: list[int]) -> list[int]:
         """Say replicas that do not agree, and return their rows, which stay those of the first rank."""
         beside, first = self.beside, self.first
-        found = []
+        differing = []
         for row in differs:
             op = first.op[row]
             if self.told.is_whole(row):
-                what = Sentence("the dump says that all ranks hold the whole of it")
+                reason = Sentence("the dump says that all ranks hold the whole of it")
             elif first.role[row] == OUTPUT and self.should_agree(op):
-                what = Sentence("all ranks took in the same")
+                reason = Sentence("all ranks took in the same")
             else:
                 continue
             values = self.values(row)
             self.add_note(
-                row, Sentence("differs between ranks {0}, and {1}: {2}. Shown as on rank {3}", self.ranks, what, values, beside.ranks[0])
+                row, Sentence("differs between ranks {0}, and {1}: {2}. Shown as on rank {3}", self.ranks, reason, values, beside.ranks[0])
             )
-            self.made.unlike.append(f"{first.name[row]}: differs between ranks {self.ranks}, and {what} ({values})")
-            found.append(row)
-        return found
+            self.made.unlike.append(f"{first.name[row]}: differs between ranks {self.ranks}, and {reason} ({values})")
+            differing.append(row)
+        return differing
 
     def should_agree(self, op: int) -> bool:
         """A forward call, with nothing inside it, that took in the same tensors and arguments on all ranks, and has no reason to give out
@@ -147,8 +147,8 @@ class _Merger:
         return all(self.argument_agrees(row) for row in taken if not beside.tensor[row])
 
     def argument_agrees(self, row: int) -> bool:
-        values = [self.beside.sides[place].values.get(at) for place, at in self.beside.members(row)]
-        return len(values) == len(self.beside.ranks) and all(repr(one) == repr(values[0]) for one in values)
+        values = [self.beside.sides[place].values.get(rank_row) for place, rank_row in self.beside.members(row)]
+        return len(values) == len(self.beside.ranks) and all(repr(value) == repr(values[0]) for value in values)
 
     def say_arguments(self) -> None:
         """Arguments that are other ones on each rank: sizes, places."""
@@ -182,7 +182,11 @@ class _Merger:
     def put_pieces(self, row: int, cut: Cut | None) -> None:
         """Pieces become the whole. Single numbers, which are none, become all of them."""
         beside = self.beside
-        members = [(place, at, shape) for place, at in beside.members(row) if isinstance(shape := beside.sides[place].shape[at], list)]
+        members = [
+            (place, rank_row, shape)
+            for place, rank_row in beside.members(row)
+            if isinstance(shape := beside.sides[place].shape[rank_row], list)
+        ]
         whole = list(self.first.shape[row])
         if cut is not None:
             whole[cut.dimension] = sum(shape[cut.dimension] for _, _, shape in members)
@@ -199,7 +203,7 @@ class _Merger:
         self.store_row(row, value, whole)
         side = self.made.side
         for known in ("nans", "infs"):
-            count = sum(getattr(beside.sides[place], known).get(at, 0) for place, at, _ in members)
+            count = sum(getattr(beside.sides[place], known).get(rank_row, 0) for place, rank_row, _ in members)
             if count:
                 getattr(side, known)[row] = count
 
@@ -218,7 +222,7 @@ class _Merger:
 
     def odd(self, row: int) -> tuple[Value, Value, Value, Value]:
         """Statistics that are no floats (those of whole numbers, of masks), each put together for itself."""
-        fours = [self.beside.sides[place].stats_of(at) for place, at in self.beside.members(row)]
+        fours = [self.beside.sides[place].stats_of(rank_row) for place, rank_row in self.beside.members(row)]
         made: list[Value] = []
         for name, values in zip(_NAMES, zip(*fours)):
             numbers = [value for value in values if isinstance(value, (int, float)) and not (type(value) is float and math.isnan(value))]

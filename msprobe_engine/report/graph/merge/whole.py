@@ -43,34 +43,34 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
     Raises:
         UsageError: they are stages of a pipeline, and the records do not tell what belongs to which micro batch; or have no statistics.
     """
-    found = MergedRanks(next(iter(sides.values())), ranks=sorted(sides))
+    merged = MergedRanks(next(iter(sides.values())), ranks=sorted(sides))
     notes: dict[int, dict[str, list[str]]] = {}
-    left = dict(sides)
+    remaining = dict(sides)
     for axis in ("tp", "cp"):
-        for group in device_mesh.groups(left, axis):
-            if device_mesh.share_experts({rank: left[rank] for rank in group}):
-                left |= _all_experts({rank: left[rank] for rank in group}, axis)
-        left = {
-            group[0]: _merge_along_axis({rank: left[rank] for rank in group}, axis, found, notes)
-            for group in device_mesh.groups(left, axis)
+        for group in device_mesh.groups(remaining, axis):
+            if device_mesh.share_experts({rank: remaining[rank] for rank in group}):
+                remaining |= _all_experts({rank: remaining[rank] for rank in group}, axis)
+        remaining = {
+            group[0]: _merge_along_axis({rank: remaining[rank] for rank in group}, axis, merged, notes)
+            for group in device_mesh.groups(remaining, axis)
         }
-    if len(left) > 1:
-        left = _join_stages(left, found)
-    if len(left) > 1 and experts.groups(left):
-        left = experts.gather_experts(left)
-        others = sorted(left)[1:]
-        found.said.append(
+    if len(remaining) > 1:
+        remaining = _join_stages(remaining, merged)
+    if len(remaining) > 1 and experts.groups(remaining):
+        remaining = experts.gather_experts(remaining)
+        others = sorted(remaining)[1:]
+        merged.said.append(
             f"ranks {', '.join(map(str, others))}: hold other experts of the same layers, which are shown; their own batch around "
             "the experts is not"
         )
-    first = min(left)
-    if len(left) > 1 and not found.said:
-        others = [rank for rank in sorted(left) if rank != first]
-        found.said.append(
+    first = min(remaining)
+    if len(remaining) > 1 and not merged.said:
+        others = [rank for rank in sorted(remaining) if rank != first]
+        merged.said.append(
             f"ranks {', '.join(map(str, others))}: the dump does not say how they belong together with rank {first}; not shown"
         )
-    side = in_order(left[first])
-    found.side = side
+    side = in_order(remaining[first])
+    merged.side = side
     for op in range(len(side.ops)):
         rank, name = origin_of(side, op) or (first, side.ops[op])
         sentences = list(notes.get(rank, {}).get(name, ()))
@@ -79,8 +79,8 @@ def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
         elif rank != first:
             sentences.insert(0, Sentence("is of rank {0}", rank))
         if sentences:
-            found.notes[op] = sentences
-    return found
+            merged.notes[op] = sentences
+    return merged
 
 
 def _all_experts(sides: Mapping[int, DumpTable], axis: str) -> dict[int, DumpTable]:
@@ -115,14 +115,14 @@ def _report_differences(made: rows.Merged, first: int, found: MergedRanks) -> No
         found.said.append(f"rank {rank}: {len(names):,} records have no counterpart on rank {first} and are not shown: {shown}")
 
 
-def _join_stages(sides: Mapping[int, DumpTable], found: MergedRanks) -> dict[int, DumpTable]:
+def _join_stages(sides: Mapping[int, DumpTable], merged: MergedRanks) -> dict[int, DumpTable]:
     """Stages of a pipeline as one."""
     told = [place[1] for side in sides.values() if (place := device_mesh.mesh_of_header(side.header)) is not None]
     interleaved = any(sizes.get("vpp", 1) > 1 for sizes in told)
     # without virtual stages a number that begins the paths of modules is a name
     other: Mapping[int, DumpTable] = {0: DumpTable(Path())} if interleaved else sides
     problems: list[str] = []
-    made = stages.merge_pipelines(sides, other, problems, found.said)
+    made = stages.merge_pipelines(sides, other, problems, merged.said)
     if problems:
         raise UsageError("; ".join(problems))
     return made

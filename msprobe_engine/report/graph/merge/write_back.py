@@ -110,14 +110,14 @@ def _is_gradients(graph: Graph, node: int) -> bool:
 def _record(side: DumpTable, record: int) -> dict[str, Any]:
     """A record's sections, put together from the names of its rows."""
     backward = ".backward" in side.ops[record]
-    found: dict[str, Any] = {key: value for key, value in side.tags.get(record, {}).items() if key != "origin"}
+    tags: dict[str, Any] = {key: value for key, value in side.tags.get(record, {}).items() if key != "origin"}
     first = "input" if backward else "input_args"
     sections: dict[str, Any] = {}
     for row in side.rows(record):
         parts = side.name[row][len(side.ops[record]) + 1 :].split(".")
         role = side.role[row]
         if role == PARAMETERS_GRAD:
-            found.setdefault(".".join(parts), []).append(_item(side, row))
+            tags.setdefault(".".join(parts), []).append(_item(side, row))
             continue
         if role == OUTPUT:
             section, keys = "output", parts[1:]
@@ -127,12 +127,12 @@ def _record(side: DumpTable, record: int) -> dict[str, Any]:
             keys = parts[1:]
             section = first if backward or (keys and keys[0].isdecimal()) else "input_kwargs"
         _insert_item(sections.setdefault(section, {}), keys or ["0"], _item(side, row))
-    if sections or not found:
+    if sections or not tags:
         for section in (first, *(() if backward else ("input_kwargs",)), "output"):
             sections.setdefault(section, {})
     for section, content in sections.items():
-        found[section] = content if section in ("input_kwargs", "parameters") else _list_by_number(content, True)
-    return {key: _convert_nests(value) if key in sections else value for key, value in found.items()}
+        tags[section] = content if section in ("input_kwargs", "parameters") else _list_by_number(content, True)
+    return {key: _convert_nests(value) if key in sections else value for key, value in tags.items()}
 
 
 def _insert_item(place: dict[str, Any], keys: list[str], item: Any) -> None:
@@ -178,11 +178,11 @@ def _item(side: DumpTable, row: int) -> Any:
         return {"type": kind, "value": side.values.get(row), **facts}
     if dtype.endswith("ProcessGroup"):
         return {"type": dtype, **facts}
-    found = {"type": "mindspore.Tensor" if side.framework == "mindspore" else "torch.Tensor", "dtype": dtype, "shape": side.shape[row]}
-    found |= dict(zip(_STATISTICS, side.stats_of(row)))
+    item = {"type": "mindspore.Tensor" if side.framework == "mindspore" else "torch.Tensor", "dtype": dtype, "shape": side.shape[row]}
+    item |= dict(zip(_STATISTICS, side.stats_of(row)))
     if side.requires_grad[row] is not None:
-        found["requires_grad"] = side.requires_grad[row]
+        item["requires_grad"] = side.requires_grad[row]
     counts = {"nan_count": side.nans.get(row), "inf_count": side.infs.get(row)}
     trues = side.true_count(row)
     own = {} if trues is None else {"true_count": trues}
-    return found | own | {key: value for key, value in counts.items() if value} | facts
+    return item | own | {key: value for key, value in counts.items() if value} | facts

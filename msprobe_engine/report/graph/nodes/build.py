@@ -39,14 +39,14 @@ def build(side: DumpTable, step: int = 0, rank: int = 0, old: bool = False) -> G
     """
     graph = Graph(step, rank, side)
     construct = {name: value for name, value in side.construct.items() if name != names.MICRO_STEP_KEY}
-    told = {name: parent for name, value in construct.items() if (parent := names.node_parent(value)) is not None}
+    parents = {name: parent for name, value in construct.items() if (parent := names.node_parent(value)) is not None}
     order, gradients = _in_order(side, construct)
     if not construct:
-        told = _parents_by_paths(order)
+        parents = _parents_by_paths(order)
         graph.by_names = any(not name.endswith(_DEBUG_END) for name in side.ops)
     elif not old:
-        _undo_displacements(told, construct)
-    _Builder(graph, side, told, order).run()
+        _undo_displacements(parents, construct)
+    _Builder(graph, side, parents, order).run()
     _add_gradients(graph, side, gradients)
     _collect_functions(graph)
     set_micro_steps(graph, construct)
@@ -77,7 +77,7 @@ def backward_of(name: str) -> str | None:
     return f"{head}{_BACKWARD}{number}" if found and number.isdecimal() else None
 
 
-def _undo_displacements(told: dict[str, str], construct: Mapping[str, object]) -> None:
+def _undo_displacements(parents: dict[str, str], construct: Mapping[str, object]) -> None:
     """A module whose backward hook is never called (it works in place) is never left: construct.json has the backward calls of all modules
     behind it inside of it. They go where their forward calls are: into the backward call of what encloses these, or, when they were made
     again in a backward pass, into the same one."""
@@ -85,12 +85,12 @@ def _undo_displacements(told: dict[str, str], construct: Mapping[str, object]) -
         call = forward_of(name) if name.startswith(_MODULES) else None
         if call is None or call not in construct:
             continue
-        above = told.get(call)
+        above = parents.get(call)
         there = None if above is None else (backward_of(above) or above)
         if there is None:
-            told.pop(name, None)
+            parents.pop(name, None)
         elif there in construct:
-            told[name] = there
+            parents[name] = there
 
 
 def _in_order(side: DumpTable, construct: Mapping[str, object]) -> tuple[list[str], list[int]]:
@@ -162,18 +162,20 @@ class _Builder:
 
     def place(self, name: str) -> None:
         """Add a node and what encloses it and is not there yet."""
-        way, seen, at = [name], {name}, self.parent(name)
-        while at is not None and at not in self.known:
-            if at in seen:
+        chain, seen, above = [name], {name}, self.parent(name)
+        while above is not None and above not in self.known:
+            if above in seen:
                 self.circles += 1
-                at = None
+                above = None
                 break
-            way.append(at)
-            seen.add(at)
-            at = self.parent(at)
-        node = ROOT if at is None else self.known[at]
-        for one in reversed(way):
-            node = self.known[one] = self.graph.add(one, type_of(one), node, self.records.get(one, -1), self.stack(one))
+            chain.append(above)
+            seen.add(above)
+            above = self.parent(above)
+        node = ROOT if above is None else self.known[above]
+        for ancestor in reversed(chain):
+            node = self.known[ancestor] = self.graph.add(
+                ancestor, type_of(ancestor), node, self.records.get(ancestor, -1), self.stack(ancestor)
+            )
 
     def parent(self, name: str) -> str | None:
         """What encloses a node. A backward record of which it is not told has its place where its forward call has its own."""
@@ -218,7 +220,7 @@ def _parents_by_paths(order: list[str]) -> dict[str, str]:
             calls[parsed.kind, parsed.path, parsed.direction] += 1
     classes = {(parsed.kind, parsed.path): parsed.cls for _, parsed in modules}
     existing = {name for name, _ in modules}
-    told = {}
+    parents = {}
     for name, parsed in modules:
         above = parsed.path.rpartition(".")[0] if parsed.path.count(".") <= _MOST_LEVELS else ""
         while above and (parsed.kind, above, parsed.direction) not in calls:
@@ -229,8 +231,8 @@ def _parents_by_paths(order: list[str]) -> dict[str, str]:
         number = names.of_first_pass(f".{parsed.number}").lstrip(".")
         found = f"{parsed.kind}.{above}.{classes[parsed.kind, above]}.{parsed.direction}.{int(number) * outer // own}"
         if found in existing:
-            told[name] = found
-    return told
+            parents[name] = found
+    return parents
 
 
 def _add_gradients(graph: Graph, side: DumpTable, records: list[int]) -> None:

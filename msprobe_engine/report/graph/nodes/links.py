@@ -76,26 +76,26 @@ def link(ranks: Mapping[int, Sequence[Call]], drawn: Container[int]) -> dict[int
     Returns:
         Rank -> links of its nodes.
     """
-    found: dict[int, dict[int, list[Link]]] = {rank: {} for rank in ranks if rank in drawn}
+    links: dict[int, dict[int, list[Link]]] = {rank: {} for rank in ranks if rank in drawn}
 
-    def add(at: tuple[int, int], word: str, others: list[tuple[int, int]]) -> None:
-        if at[0] not in found:
+    def add(position: tuple[int, int], word: str, others: list[tuple[int, int]]) -> None:
+        if position[0] not in links:
             return
-        info = {rank: (ranks[rank][place].mark, ranks[rank][place].name) for rank, place in others if rank != at[0]}
+        info = {rank: (ranks[rank][place].mark, ranks[rank][place].name) for rank, place in others if rank != position[0]}
         if info:
-            found[at[0]].setdefault(ranks[at[0]][at[1]].node, []).append(Link(word, info))
+            links[position[0]].setdefault(ranks[position[0]][position[1]].node, []).append(Link(word, info))
 
-    records = {rank: [(at, call.name, call.record) for at, call in enumerate(some)] for rank, some in ranks.items()}
-    for one in match(records).links:
-        sources, sinks, members = list(one.sources), list(one.sinks), list(one.members)
-        for at in members:
+    records = {rank: [(position, call.name, call.record) for position, call in enumerate(some)] for rank, some in ranks.items()}
+    for call_link in match(records).links:
+        sources, sinks, members = list(call_link.sources), list(call_link.sinks), list(call_link.members)
+        for position in members:
             if len(sources) == len(sinks) == len(members):
-                add(at, BOTH, members)
-            elif sources == [at] or (at not in sinks):
-                add(at, SEND, sinks)
+                add(position, BOTH, members)
+            elif sources == [position] or (position not in sinks):
+                add(position, SEND, sinks)
             else:
-                add(at, RECEIVE, sources)
-    return {rank: {node: tuple(some) for node, some in _in_order(nodes, ranks[rank]).items()} for rank, nodes in found.items()}
+                add(position, RECEIVE, sources)
+    return {rank: {node: tuple(some) for node, some in _in_order(nodes, ranks[rank]).items()} for rank, nodes in links.items()}
 
 
 def _in_order(nodes: Mapping[int, list[Link]], some: Sequence[Call]) -> Mapping[int, list[Link]]:
@@ -105,7 +105,7 @@ def _in_order(nodes: Mapping[int, list[Link]], some: Sequence[Call]) -> Mapping[
         if len(batch) > 1:
             items = p2p_items([call.record.get("input_args"), call.record.get("input_kwargs")])
             places: dict[tuple[bool, Any], int] = {}
-            for at, item in enumerate(items):
-                places.setdefault((normal_op(str(item.get("op"))) in SENDS, item.get("peer")), at)
-            nodes[call.node].sort(key=lambda one: places.get((one.communications_type == SEND, min(one.nodes_info)), len(places)))
+            for position, item in enumerate(items):
+                places.setdefault((normal_op(str(item.get("op"))) in SENDS, item.get("peer")), position)
+            nodes[call.node].sort(key=lambda linked: places.get((linked.communications_type == SEND, min(linked.nodes_info)), len(places)))
     return nodes

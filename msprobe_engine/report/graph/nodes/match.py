@@ -70,10 +70,10 @@ def match(target: Graph, golden: Graph, options: GraphOptions, aligned: Callable
         partners = [golden.index.get(said.get(name, name), -1) for name in target.names]
     else:
         partners = _by_name(target, golden, options.old)
-    found = Matched(partners, _invert_partners(target, golden, partners))
-    if options.match == "structure" and aligned is not None and _left_over(target, golden, found):
-        _complete(target, golden, found, aligned())
-    return found
+    matched = Matched(partners, _invert_partners(target, golden, partners))
+    if options.match == "structure" and aligned is not None and _left_over(target, golden, matched):
+        _complete(target, golden, matched, aligned())
+    return matched
 
 
 def match_told(target: Graph, golden: Graph, pairs: Iterable[tuple[int, int]]) -> Matched:

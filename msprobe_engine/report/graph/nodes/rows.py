@@ -106,16 +106,16 @@ def pair_rows(target: Graph, golden: Graph, partners: Sequence[int]) -> PairedRo
     return PairedRows(target_side, golden_side, nodes, starts, target_rows, golden_rows)
 
 
-def told_rows(target: Graph, rows: PairedRows, told: Mapping[int, int]) -> PairedRows:
+def told_rows(target: Graph, rows: PairedRows, golden_row_of: Mapping[int, int]) -> PairedRows:
     """Put the rows of some nodes beside others than their place says; what these nodes have beside that is left out.
 
     Args:
         rows: by their places.
-        told: row of the target -> row of the golden side. A node of which a row is told has no others.
+        golden_row_of: row of the target -> row of the golden side. A node of which a row is told has no others.
     """
     assert target.side is not None
-    nodes = {target.node_of_record[target.side.op[row]] for row in told}
-    right = np.array([told.get(row, -1) for row in range(len(rows.target))], np.int64)
+    nodes = {target.node_of_record[target.side.op[row]] for row in golden_row_of}
+    right = np.array([golden_row_of.get(row, -1) for row in range(len(rows.target))], np.int64)
     said = np.isin(rows.nodes, np.fromiter(nodes, np.int64, len(nodes)))[rows.group]
     other = np.where(said, right[rows.target_rows], rows.golden_rows)
     kept = ~said | (other >= 0)

@@ -111,30 +111,30 @@ class _Writer:
     def _further(self, row: int) -> dict[str, Any]:
         side = self.side
         assert side is not None
-        found: dict[str, Any] = {}
+        cells: dict[str, Any] = {}
         if row in side.values:
-            found["value"] = _value(side.values[row])
+            cells["value"] = _value(side.values[row])
         elif side.md5[row]:
-            found["md5"] = side.md5[row]
+            cells["md5"] = side.md5[row]
         if row in side.nans:
-            found["nans"] = side.nans[row]
+            cells["nans"] = side.nans[row]
         if row in side.infs:
-            found["infs"] = side.infs[row]
+            cells["infs"] = side.infs[row]
         if side.requires_grad[row]:
-            found["requires_grad"] = True
+            cells["requires_grad"] = True
         if side.data_name[row]:
-            found["data_name"] = side.data_name[row]
+            cells["data_name"] = side.data_name[row]
         if row in side.extra:
-            found["facts"] = {str(key): _value(value) for key, value in side.extra[row].items()}
+            cells["facts"] = {str(key): _value(value) for key, value in side.extra[row].items()}
         if self.partner_rows is not None and self.other is not None:
             partner: int = self.partner_rows[row]
             if partner < 0:
-                found["partner"] = None
+                cells["partner"] = None
             else:
                 place = self.other.name[partner][len(self.other.ops[self.other.op[partner]]) + 1 :]
                 if place != side.name[row][len(side.ops[side.op[row]]) + 1 :]:
-                    found["partner"] = place
-        return found
+                    cells["partner"] = place
+        return cells
 
 
 def _numbers(four: Any) -> str:

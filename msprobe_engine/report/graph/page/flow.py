@@ -25,17 +25,17 @@ def producers(graph: Graph) -> Numbers:
         return np.zeros(0, np.int64)
     records = np.array(Tree(side).producers.records, np.int64)
     node_of = np.array(graph.node_of_record, np.int64)
-    found = np.where(records >= 0, node_of[records], -1)
+    nodes = np.where(records >= 0, node_of[records], -1)
     bad = np.flatnonzero(_nonfinite(side))
     shapes, _ = factorize.number_objects(side.shape)
     role, last = side.role, dict[int, int]()
     for row in bad.tolist():
         node, shape = int(node_of[side.op[row]]), int(shapes[row])
         if role[row] == INPUT:
-            found[row] = last.get(shape, -1)
+            nodes[row] = last.get(shape, -1)
         elif role[row] == OUTPUT and node >= 0 and not graph.children[node]:
             last[shape] = node  # of a module and the call in it that made its output, the call
-    return np.asarray(found)
+    return np.asarray(nodes)
 
 
 def follow_partners(sources: Numbers, graph: Graph, other: Graph, other_sources: Numbers, rows: Numbers, partners: Sequence[int]) -> None:

@@ -125,12 +125,12 @@ def _groups(graph: Graph) -> Groups:
 
 def _pages(graph: Graph, children: Sequence[int]) -> list[list[int]]:
     """Calls between modules, some tens each; modules stay where they are."""
-    found: list[list[int]] = []
+    pages: list[list[int]] = []
     for loose, part in groupby(children, lambda node: graph.types[node] in (API, API_COLLECTION)):
         row = list(part)
         size = max(_PAGE, math.ceil(math.sqrt(len(row)))) if loose else 1
-        found += [row[at : at + size] for at in range(0, len(row), size)]
-    return found
+        pages += [row[start : start + size] for start in range(0, len(row), size)]
+    return pages
 
 
 def _caller(graph: Graph, node: int) -> tuple[str, str]:

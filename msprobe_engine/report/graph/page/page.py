@@ -74,12 +74,12 @@ class PageWriter:
         Raises:
             SinkError: the disk is full.
         """
-        at = len(self._pairs)
+        position = len(self._pairs)
         if isinstance(shown, Comparison):
             self._about["task"] = shown.task
-            self._pairs.append(self._comparison(at, shown))
+            self._pairs.append(self._comparison(position, shown))
         else:
-            self._pairs.append(self._alone(at, shown))
+            self._pairs.append(self._alone(position, shown))
         self._pairs[-1]["same"] = ranges_of(self._alike.same.get((shown.step, shown.rank), ()))
 
     def finish(self) -> list[Path]:
@@ -123,11 +123,11 @@ class PageWriter:
             self._spool.write(packed)
         self._islands.append((name, start, len(packed)))
 
-    def _alone(self, at: int, graph: Graph) -> dict[str, Any]:
+    def _alone(self, position: int, graph: Graph) -> dict[str, Any]:
         graph = fold_long_rows(graph)
         order = Order(graph)
         island, flags = columns(graph, order)
-        self._side(f"graph-{at}-0", graph, order, island, details.blocks(graph, order))
+        self._side(f"graph-{position}-0", graph, order, island, details.blocks(graph, order))
         return {
             "step": graph.step,
             "rank": graph.rank,
@@ -139,7 +139,7 @@ class PageWriter:
             "worst": None,
             "unmatched": [0],
             "nonfinite": int(np.count_nonzero(flags & NONFINITE_OUT)),
-            "problems": [both(one) for one in graph.problems],
+            "problems": [both(problem) for problem in graph.problems],
         }
 
     def _comparison(self, position: int, shown: Comparison) -> dict[str, Any]:

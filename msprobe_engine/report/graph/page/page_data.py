@@ -118,11 +118,11 @@ def columns(
 
 def _encode_links(several: Sequence[Link]) -> list[Any]:
     """``[ranks, name, level, kind]`` of the calls that one belongs together with; ranks whose calls are alike stand together."""
-    found: dict[tuple[Any, ...], list[int]] = {}
+    ranks_of: dict[tuple[Any, ...], list[int]] = {}
     for link in several:
         for rank, (level, name) in sorted(link.nodes_info.items()):
-            found.setdefault((name, level, link.communications_type), []).append(rank)
-    return [[ranges_of(ranks), *what] for what, ranks in found.items()]
+            ranks_of.setdefault((name, level, link.communications_type), []).append(rank)
+    return [[ranges_of(ranks), *key] for key, ranks in ranks_of.items()]
 
 
 def stacks(graph: Graph, order: Order) -> bytes:
@@ -162,16 +162,16 @@ def _names(names: list[str]) -> tuple[npt.NDArray[np.uint8], npt.NDArray[np.uint
 def _stacks(graph: Graph, order: Order) -> tuple[npt.NDArray[np.int32], list[tuple[str, ...]]]:
     """Per place the number of its call stack, -1 without one; and the different ones. Equal stacks are one object in a graph."""
     numbers: dict[int, int] = {}
-    found: list[tuple[str, ...]] = []
+    stacks: list[tuple[str, ...]] = []
     column = np.full(len(order), -1, "<i4")
     for place, node in enumerate(order.nodes.tolist()):
         stack = graph.stacks[node]
         if stack:
-            number = numbers.setdefault(id(stack), len(found))
-            if number == len(found):
-                found.append(stack)
+            number = numbers.setdefault(id(stack), len(stacks))
+            if number == len(stacks):
+                stacks.append(stack)
             column[place] = number
-    return column, found
+    return column, stacks
 
 
 def _flags(graph: Graph, order: Order) -> npt.NDArray[np.uint16]:

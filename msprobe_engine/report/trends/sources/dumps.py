@@ -143,19 +143,19 @@ class DumpSource:
         back = [one for one in records if one[1].metric in _BACKWARDS]
         stated = table.stated[:, 0] | table.stated[:, 3]
         for op, call in (*ahead, *reversed(back)):
-            found = rows.setdefault(call.metric, _Rows())
+            metric_rows = rows.setdefault(call.metric, _Rows())
             tensors = [row for row in table.rows(op) if stated[row]]
             for row in reversed(tensors) if call.metric in _BACKWARDS else tensors:
                 target = f"{call.name}.{table.place(row)}" + (f" #{call.number}" if call.number else "")
                 target += f" [micro {call.micro}]" if self._wanted.micro_steps else ""
-                found.add(target, step, table, row, when[table.ops[op]])
+                metric_rows.add(target, step, table, row, when[table.ops[op]])
                 seen.setdefault(call.metric, []).append(target)
         for metric, targets in seen.items():
             rows[metric].order.add(targets)
-        if any(found.has_infinity(step) for found in rows.values()) and (begins := self._begins(step)) is not None:
+        if any(metric_rows.has_infinity(step) for metric_rows in rows.values()) and (begins := self._begins(step)) is not None:
             limit = when.get(begins.get(rank, ""), 0) if begins else _NEVER  # what another rank has made may be here, too
-            for found in rows.values():
-                found.masks_until[step] = limit
+            for metric_rows in rows.values():
+                metric_rows.masks_until[step] = limit
 
     def _begins(self, step: int) -> dict[int, str] | None:
         """Rank -> the record in which the search for the first NaN sees the first that matters: infinities before it are those of masks.
@@ -252,7 +252,7 @@ def calls_of(table: DumpTable, times: int = 0) -> dict[str, Call]:
     recomputed = {table.ops[op] for op, tags in table.tags.items() if tags.get("is_recompute")}
     micro_of_root = _micro_steps(construct, recomputed)
     updates = _updates(table)
-    found: list[tuple[str, Call]] = []
+    calls: list[tuple[str, Call]] = []
     roots: dict[str, str] = {}
     for name in table.ops:
         place = place_of(name, name in recomputed)
@@ -269,12 +269,12 @@ def calls_of(table: DumpTable, times: int = 0) -> dict[str, Call]:
         elif module := module_path(construct.get(node) or ""):
             module = unwrap_name(f"{module}.", times).rstrip(".")
             prefix, micro = (f"{module}: {prefix}", micro) if module else (prefix, 0)
-        found.append((name, Call(metric, prefix, number, micro)))
+        calls.append((name, Call(metric, prefix, number, micro)))
     numbers: dict[tuple[str, str, int], set[int]] = {}
-    for _, call in found:
+    for _, call in calls:
         numbers.setdefault((call.metric, call.name, call.micro), set()).add(call.number)
     ranks = {group: {number: i for i, number in enumerate(sorted(members))} for group, members in numbers.items()}
-    return {name: call._replace(number=ranks[call.metric, call.name, call.micro][call.number]) for name, call in found}
+    return {name: call._replace(number=ranks[call.metric, call.name, call.micro][call.number]) for name, call in calls}
 
 
 def _updates(table: DumpTable) -> set[str]:

@@ -24,20 +24,20 @@ def open_source(path: Path | str, wanted: Wanted | None = None, scheduler: str =
     """
     wanted = wanted or Wanted()
     root = Path(path)
-    found: list[Source] = []
+    sources: list[Source] = []
     reasons: list[str] = []
     try:
-        found.append(open_monitor(root, wanted))
+        sources.append(open_monitor(root, wanted))
     except UsageError as error:
         reasons.append(str(error))
     if root.is_dir() or root.suffix == ".json":
         try:
-            found.append(DumpSource(open_dump(root), wanted, root, scheduler))
+            sources.append(DumpSource(open_dump(root), wanted, root, scheduler))
         except (DumpFormatError, UsageError) as error:
             reasons.append(str(error))
-    if not found:
+    if not sources:
         raise UsageError(f"{root}: holds no files of a monitor, no trend data base and no dump. {' '.join(reasons)}")
-    joined = found[0] if len(found) == 1 else Both(root, found)
+    joined = sources[0] if len(sources) == 1 else Both(root, sources)
     if not joined.ranks:
         if joined.problems:
             raise UsageError(f"{root}: no rank of it can be read{format_problems(joined.problems)}")

@@ -117,8 +117,8 @@ def _source(call: Call) -> Status:
     if len(call.fields) < 2:
         return False
     path = known_text(call.fields[1])
-    found = call.evaluator.find(path, call.state, call.at) if path is not None else None
-    if found is None:
+    script = call.evaluator.find(path, call.state, call.at) if path is not None else None
+    if script is None:
         if path is None:
             call.evaluator.context.add_note(call.at, f"the sourced file {show_text(call.fields[1])} is not known; what it sets is not read")
         return True
@@ -126,7 +126,7 @@ def _source(call: Call) -> Status:
     if len(call.fields) > 2:
         call.state.positional = tuple(call.fields[2:])
     try:
-        call.evaluator.script(found[0], found[1], call.state)
+        call.evaluator.script(script[0], script[1], call.state)
     except Return as leave:
         return leave.status
     finally:
@@ -188,25 +188,25 @@ def _getopts(call: Call) -> Status:
         return False
     given = call.fields[3:] or list(state.positional or ())
     options, name = (known_text(field) for field in call.fields[1:3]) if len(call.fields) > 2 else (None, None)
-    at, within = (_number_of(state, variable) for variable in ("OPTIND", _WITHIN))
-    word = known_text(given[at - 1]) if at is not None and 0 < at <= len(given) else ""
-    if options is None or not name or at is None or within is None or word is None:
+    index, within = (_number_of(state, variable) for variable in ("OPTIND", _WITHIN))
+    word = known_text(given[index - 1]) if index is not None and 0 < index <= len(given) else ""
+    if options is None or not name or index is None or within is None or word is None:
         for variable in ("OPTARG", "OPTIND", *([name] if name else [])):
             assign(variable, (Unknown(f"${variable}", "is of options that are not known", call.at),), state)
         return None
     if word == "--" or not word.startswith("-") or len(word) < 2:
         assign(name, (Known("?", call.at),), state)
-        assign("OPTIND", (Known(str(at + (word == "--")), call.at),), state)
+        assign("OPTIND", (Known(str(index + (word == "--")), call.at),), state)
         return False
     letter, rest = word[within], word[within + 1 :]
     takes = f"{letter}:" in options
-    argument: Text = (Known(rest, call.at),) if takes and rest else given[at] if takes and at < len(given) else ()
+    argument: Text = (Known(rest, call.at),) if takes and rest else given[index] if takes and index < len(given) else ()
     right = letter in options and letter != ":" and (not takes or bool(argument))
     assign(name, (Known(letter if right else "?", call.at),), state)
     assign("OPTARG", argument, state)
-    done = takes or not rest
-    assign("OPTIND", (Known(str(at + done + (takes and not rest)), call.at),), state)
-    assign(_WITHIN, (Known(str(1 if done else within + 1), call.at),), state)
+    finished = takes or not rest
+    assign("OPTIND", (Known(str(index + finished + (takes and not rest)), call.at),), state)
+    assign(_WITHIN, (Known(str(1 if finished else within + 1), call.at),), state)
     return True
 
 

@@ -30,16 +30,16 @@ def expand_braces(word: Word) -> list[Word]:
 
 def _word(items: list[tuple[_Item, int]], line: int) -> Word:
     parts: list[Part] = []
-    for item, at in items:
+    for item, place in items:
         last = parts[-1] if parts else None
         if not isinstance(item, str):
             parts.append(item)
         elif isinstance(last, Parameter) and not last.quoted and last.source == f"${last.name}" and _NAME.fullmatch(last.name + item):
             parts[-1] = replace(last, name=last.name + item, source=last.source + item)  # $X{1,2} is $X1 $X2
-        elif isinstance(last, Literal) and not last.quoted and last.line == at:
-            parts[-1] = Literal(last.text + item, at)
+        elif isinstance(last, Literal) and not last.quoted and last.line == place:
+            parts[-1] = Literal(last.text + item, place)
         else:
-            parts.append(Literal(item, at))
+            parts.append(Literal(item, place))
     return Word(tuple(parts), line)
 
 
@@ -76,7 +76,7 @@ def _expand(items: list[tuple[_Item, int]], budget: list[int]) -> list[list[tupl
 def _group(items: list[tuple[_Item, int]], start: int) -> tuple[int, list[int], int] | None:
     """Where the next closed ``{...}`` begins, its commas, where it ends."""
     open_at: list[tuple[int, list[int]]] = []
-    found: tuple[int, list[int], int] | None = None
+    group: tuple[int, list[int], int] | None = None
     for i in range(start, len(items)):
         c = items[i][0]
         if c == "{":
@@ -85,14 +85,14 @@ def _group(items: list[tuple[_Item, int]], start: int) -> tuple[int, list[int], 
             open_at[-1][1].append(i)
         elif c == "}" and open_at:
             begin, commas = open_at.pop()
-            if found is None or begin < found[0]:
-                found = (begin, commas, i)
+            if group is None or begin < group[0]:
+                group = (begin, commas, i)
             if not open_at:
                 break
-    return found
+    return group
 
 
-def _range(text: str, at: int) -> list[list[tuple[_Item, int]]] | None:
+def _range(text: str, place: int) -> list[list[tuple[_Item, int]]] | None:
     match = _RANGE.fullmatch(text)
     if match is None:
         return None
@@ -104,4 +104,4 @@ def _range(text: str, at: int) -> list[list[tuple[_Item, int]]] | None:
     values = range(first, last + 1, step) if first <= last else range(first, last - 1, -step)
     width = max(len(match[1].lstrip("-")), len(match[2].lstrip("-"))) if numbers and re.search(r"(^|\.|-)0\d", text) else 0
     texts = [f"{'-' * (v < 0)}{abs(v):0{width}d}" if numbers else chr(v) for v in values]
-    return [[(c, at) for c in text] for text in texts]
+    return [[(c, place) for c in text] for text in texts]

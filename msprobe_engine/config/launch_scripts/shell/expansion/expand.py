@@ -89,14 +89,14 @@ class Expander(Parameters):
     def segments(self, word: Word, state: State) -> list[Segment]:
         out: list[Segment] = []
         for i, part in enumerate(word.parts):
-            at = self.place(part.line)
+            place = self.place(part.line)
             if isinstance(part, Literal):
                 if i == 0 and not part.quoted and part.text.startswith("~") and (part.text == "~" or part.text[1:2] == "/"):
-                    home = self.of_name("HOME", state, at, "~")
+                    home = self.of_name("HOME", state, place, "~")
                     out.extend((piece, False) for piece in home or ())
-                    out.append((Known(part.text[1:], at), False))
+                    out.append((Known(part.text[1:], place), False))
                 else:
-                    out.append((Known(part.text, at), False))
+                    out.append((Known(part.text, place), False))
             elif isinstance(part, Parameter):
                 out.extend(self.parameter(part, state))
             elif isinstance(part, Substitution):
@@ -105,7 +105,7 @@ class Expander(Parameters):
                 total = self._arithmetic(part, state)
                 out.append((total, isinstance(total, Known) and not part.quoted))
             elif isinstance(part, ProcessFile):
-                out.append((Unknown(short(part.source), "is a file that only a run has", at), False))
+                out.append((Unknown(short(part.source), "is a file that only a run has", place), False))
         self.context.spend(sum(len(s[0].text) for s in out if s is not None and isinstance(s[0], Known)))
         return out
 

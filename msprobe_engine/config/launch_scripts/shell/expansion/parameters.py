@@ -76,85 +76,87 @@ class Parameters:
                 return None
         return "".join(out)
 
-    def of_name(self, name: str, state: State, at: Place, source: str) -> Text | None:
+    def of_name(self, name: str, state: State, place: Place, source: str) -> Text | None:
         """What ``$NAME`` gives; None: unset for sure."""
         if name == "BASH_SOURCE":
-            return (Known(self.file, at),)
+            return (Known(self.file, place),)
         if name == "LINENO":
-            return (Known(str(at.line), at),)
+            return (Known(str(place.line), place),)
         variable = state.lookup(name)
         if variable is not None and not (variable.exported and variable.text is None and variable.items is None):
             return variable.value()
         if variable is None and state.is_set_in_script(name):
             return None
         if name in self.context.given:
-            return (Known(self.context.given[name], at),)
+            return (Known(self.context.given[name], place),)
         if self.context.environment is not None and name not in ONLY_A_RUN_KNOWS:
             return None
         if name == "PWD" and state.directory is not None:
-            return (Known(state.directory, at),)
+            return (Known(state.directory, place),)
         if name in ONLY_A_RUN_KNOWS:
-            return (Unknown(source, "is known only where the script runs", at),)
-        return (Unknown(source, "is not set in the script", at, absent=True),)
+            return (Unknown(source, "is known only where the script runs", place),)
+        return (Unknown(source, "is not set in the script", place, absent=True),)
 
     def _special(self, part: Parameter, state: State) -> Text | None:
-        at, name = self.place(part.line), part.name
+        place, name = self.place(part.line), part.name
         if name.isdigit():
             if name == "0":
-                return (Known(state.name, at),)
+                return (Known(state.name, place),)
             if state.positional is None:
-                return (Unknown(part.source, "is an argument of the script, which is not given", at, absent=True),)
+                return (Unknown(part.source, "is an argument of the script, which is not given", place, absent=True),)
             number = int(name[:9])
             if not certain_before(state.positional, number - 1):
-                return (Unknown(part.source, "is an argument that is not known", at),)
+                return (Unknown(part.source, "is an argument that is not known", place),)
             return state.positional[number - 1] if number <= len(state.positional) else None
         if name == "#":
             if state.positional is None:
-                self.context.assume_absent(Unknown("$#", "is the number of the script's arguments, which are not given", at))
-                return (Known("0", at),)
+                self.context.assume_absent(Unknown("$#", "is the number of the script's arguments, which are not given", place))
+                return (Known("0", place),)
             if not certain_before(state.positional, len(state.positional)):
-                return (Unknown(part.source, "is the number of arguments that are not known", at),)
-            return (Known(str(len(state.positional)), at),)
+                return (Unknown(part.source, "is the number of arguments that are not known", place),)
+            return (Known(str(len(state.positional)), place),)
         if name == "?" and state.status:
-            return (Known("0", at),)
-        return (Unknown(part.source, "is known only where the script runs", at),)
+            return (Known("0", place),)
+        return (Unknown(part.source, "is known only where the script runs", place),)
 
     def _elements(self, part: Parameter, state: State) -> list[Text] | None:
         """The list that ``$@`` or ``${NAME[@]}`` stands for; None: it is no list."""
-        at = self.place(part.line)
+        place = self.place(part.line)
         if part.name in ("@", "*"):
             if state.positional is None:
-                return [(Unknown(part.source, "stands for the arguments of the script, which are not given", at, many=True, absent=True),)]
+                return [
+                    (Unknown(part.source, "stands for the arguments of the script, which are not given", place, many=True, absent=True),)
+                ]
             return list(state.positional)
         if part.index is None or part.index.plain() not in ("@", "*"):
             return None
         variable = state.lookup(part.name)
         if variable is None:
-            text = self.of_name(part.name, state, at, part.source)
+            text = self.of_name(part.name, state, place, part.source)
             return [] if text is None or part.name in state.names() else [tuple(_many(piece) for piece in text)]
         if variable.items is None:
             text = variable.text
             if text is not None and unknown_of(text) is not None:  # it may be unset on one of two ways, and is no element then
                 return [tuple(_many(piece) for piece in text)]
-            return [] if text is None else [(Known("0", at),) if part.prefix == "!" else text]
+            return [] if text is None else [(Known("0", place),) if part.prefix == "!" else text]
         if part.prefix == "!":
-            return [(Known(str(key), at),) for key in variable.items]
+            return [(Known(str(key), place),) for key in variable.items]
         if variable.associative:
             return list(variable.items.values())
         return [variable.items[key] for key in sorted(variable.items, key=_order)]
 
     def _scalar(self, part: Parameter, state: State) -> Text | None:
-        at = self.place(part.line)
+        place = self.place(part.line)
         if match := PASTED.fullmatch(part.name):
             number = int(match[1])
-            return (self.context.pasted[number],) if number < len(self.context.pasted) else (Known(part.name, at),)
+            return (self.context.pasted[number],) if number < len(self.context.pasted) else (Known(part.name, place),)
         if not (part.name[0].isalpha() or part.name[0] == "_"):
             return self._special(part, state)
         if part.index is None:
-            return self.of_name(part.name, state, at, part.source)
+            return self.of_name(part.name, state, place, part.source)
         variable = state.lookup(part.name)
         if variable is None or part.name == "BASH_SOURCE":
-            return self.of_name(part.name, state, at, part.source)
+            return self.of_name(part.name, state, place, part.source)
         return self.element(variable, part.index, state, part.source)
 
     def key(self, variable: Variable, index: Word, state: State) -> int | str | None:
@@ -180,15 +182,15 @@ class Parameters:
 
     def parameter(self, part: Parameter, state: State) -> list[Segment]:
         """``${...}`` with its operator."""
-        at = self.place(part.line)
+        place = self.place(part.line)
         if part.prefix == "!" and part.index is None and part.operator != "names":
             target = self._scalar(replace(part, prefix=""), state)
             name = known_text(target) if target is not None else ""
             if not name or not name.isidentifier():
-                return [(Unknown(short(part.source), "names a variable that is not known", at), not part.quoted)]
+                return [(Unknown(short(part.source), "names a variable that is not known", place), not part.quoted)]
             part = replace(part, name=name, prefix="")
         if part.operator == "names":
-            return [(Unknown(short(part.source), "lists variables, which are not all known", at, many=True), not part.quoted)]
+            return [(Unknown(short(part.source), "lists variables, which are not all known", place, many=True), not part.quoted)]
         listed = self._elements(part, state)
         if part.prefix == "#":
             return [(self._length(part, state, listed), not part.quoted)]
@@ -204,11 +206,11 @@ class Parameters:
             return self._expand_list(part, listed, state)
         text = self._scalar(part, state)
         if text is None:
-            return [(Known("", at), False)] if part.quoted else []
+            return [(Known("", place), False)] if part.quoted else []
         if operator:
             text = self._edit_text(part, text, state)
         if part.quoted and not text:
-            return [(Known("", at), False)]
+            return [(Known("", place), False)]
         return [(piece, not part.quoted) for piece in text]
 
     def _expand_list(self, part: Parameter, listed: list[Text], state: State) -> list[Segment]:
@@ -241,7 +243,7 @@ class Parameters:
 
     def _alternative(self, part: Parameter, state: State, listed: list[Text] | None) -> list[Segment]:
         """``:-``, ``:=``, ``:?``, ``:+`` and the same without the colon."""
-        at, kind, colon = self.place(part.line), part.operator[-1], part.operator.startswith(":")
+        place, kind, colon = self.place(part.line), part.operator[-1], part.operator.startswith(":")
         plain = replace(part, operator="", arguments=())
         text = self._scalar(part, state) if listed is None else None
         if listed is not None:
@@ -259,14 +261,17 @@ class Parameters:
         if missing is None:
             unknown = unknown_of(text or ())
             return [
-                (Unknown(short(part.source), f"needs {unknown.source if unknown else part.name}, which is not known", at), not part.quoted)
+                (
+                    Unknown(short(part.source), f"needs {unknown.source if unknown else part.name}, which is not known", place),
+                    not part.quoted,
+                )
             ]
         if kind == "+":
-            return [] if missing and not part.quoted else [(Known("", at), False)] if missing else self._argument(part, state)
+            return [] if missing and not part.quoted else [(Known("", place), False)] if missing else self._argument(part, state)
         if not missing:
             return self.parameter(plain, state)
         if kind == "?":
-            return [(Unknown(part.source, "has to be given where the script runs", at), not part.quoted)]
+            return [(Unknown(part.source, "has to be given where the script runs", place), not part.quoted)]
         if kind == "=" and listed is None:
             self.assign(part.name, self.text(part.arguments[0], state), state)
             return self.parameter(plain, state)
@@ -344,14 +349,14 @@ class Parameters:
 
     def _slice(self, part: Parameter, state: State, listed: list[Text]) -> list[Text]:
         """``"${@:2}"``, ``"${A[@]:1:2}"``; the arguments are counted from 1, with ``$0`` before them."""
-        at = self.place(part.line)
+        place = self.place(part.line)
         if any(isinstance(piece, Unknown) and piece.many for text in listed for piece in text):
             return [tuple(_many(piece) for text in listed for piece in text if isinstance(piece, Unknown))]
         if part.name in ("@", "*"):
-            listed = [(Known(state.name, at),), *listed]
+            listed = [(Known(state.name, place),), *listed]
         bounds = self._bounds(part, state, len(listed))
         if bounds is None:
-            return [(Unknown(short(part.source), "is a slice that is not known", at, many=True),)]
+            return [(Unknown(short(part.source), "is a slice that is not known", place, many=True),)]
         begin = (
             max(bounds[0], 1) if part.name in ("@", "*") and show_text(self.text(part.arguments[0], state)).strip() != "0" else bounds[0]
         )

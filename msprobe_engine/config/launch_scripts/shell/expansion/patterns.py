@@ -50,9 +50,9 @@ def compile_pattern(pieces: list[tuple[str, bool]]) -> list[_Item]:
                 items.append(("star", None))
         elif c == "?":
             items.append(("any", None))
-        elif c == "[" and (found := _parse_set(characters, i)) is not None:
-            items.append(("set", found[0]))
-            i = found[1]
+        elif c == "[" and (parsed := _parse_set(characters, i)) is not None:
+            items.append(("set", parsed[0]))
+            i = parsed[1]
         elif c == "\\" and i + 1 < len(characters):
             i += 1
             items.append(("one", characters[i][0]))
@@ -97,23 +97,23 @@ def ends(items: list[_Item], text: str) -> list[int]:
         raise PatternTooLong
     last = len(items)
     states = _add_reachable({0}, items)
-    found = [0] if last in states else []
+    positions = [0] if last in states else []
     for n, c in enumerate(text, 1):
         following = set()
         for state in states:
             if state == last:
                 continue
-            kind, what = items[state]
+            kind, matcher = items[state]
             if kind == "star":
                 following.add(state)
-            elif kind == "any" or (kind == "one" and what == c) or (kind == "set" and c in what):  # type: ignore[operator]
+            elif kind == "any" or (kind == "one" and matcher == c) or (kind == "set" and c in matcher):  # type: ignore[operator]
                 following.add(state + 1)
         if not following:
             break
         states = _add_reachable(following, items)
         if last in states:
-            found.append(n)
-    return found
+            positions.append(n)
+    return positions
 
 
 def _add_reachable(states: set[int], items: list[_Item]) -> set[int]:
@@ -148,23 +148,23 @@ def replace_matches(items: list[_Item], text: str, new: str, operator: str) -> s
         shorter = without_tail(items, text, longest=True)
         return shorter + new if shorter != text or matches(items, "") else text
     if operator == "/#":
-        found = ends(items, text)
-        return new + text[found[-1] :] if found else text
+        positions = ends(items, text)
+        return new + text[positions[-1] :] if positions else text
     if not items:
         return text
     if not text:
         return new if matches(items, "") else text
     if all(kind == "one" for kind, _ in items):
-        return text.replace("".join(str(what) for _, what in items), new, -1 if operator == "//" else 1)
+        return text.replace("".join(str(character) for _, character in items), new, -1 if operator == "//" else 1)
     out, i, work = [], 0, 0
     while i < len(text):
         work += len(items) * (len(text) - i)
         if work > MAX_WORK:
             raise PatternTooLong
-        found = ends(items, text[i:])
-        if found and found[-1]:
+        positions = ends(items, text[i:])
+        if positions and positions[-1]:
             out.append(new)
-            i += found[-1]
+            i += positions[-1]
             if operator == "/":
                 break
         else:
