@@ -79,7 +79,7 @@ def buckets_of(group: Any) -> list[Any]:
 
 def shards_itself(chunk: Any) -> bool:
     """Megatron-FSDP and torch's FSDP2 have no buckets of ours to look into."""
-    return "FullyShard" in type(chunk).__name__
+    return any("FullyShard" in kind.__name__ for kind in type(chunk).__mro__)
 
 
 def is_distributed(owner: Any, chunk: Any) -> bool:
