@@ -78,16 +78,16 @@ def argument_name(record: str, place: str, stack: Sequence[str]) -> str:
         `place` where nobody knows.
     """
     word = place.rpartition("input.")[2]
-    found = _PLACE.fullmatch(place)
+    match = _PLACE.fullmatch(place)
     parts = record.split(".")
     if len(parts) < 4 or not parts[-2].isdecimal():
         return place
     function, method = parts[-3], parts[0] == "Tensor"
     line = parse_line(stack[0]) if stack else None
     code = line.code if line is not None else ""
-    if found is None:
+    if match is None:
         return argument_text(code, function, word) or (f"{function} {word}" if word.isidentifier() else place)
-    position = int(found[1])
+    position = int(match[1])
     names = _PARAMETERS.get(function.rstrip("_"), "").split()
     if position < len(names) and not method:
         return f"{function} {names[position]}"

@@ -159,8 +159,8 @@ class Run:
         place = self.path / INCIDENTS
         if self.kind == INCIDENT or place.is_symlink() or not place.is_dir():  # the path itself may be a link: ``latest``
             return []
-        found = [(int(name[1]), one) for one in place.iterdir() if (name := _INCIDENT.fullmatch(one.name))]
-        return [Run(one) for _, one in sorted(found)]
+        incidents = [(int(name[1]), entry) for entry in place.iterdir() if (name := _INCIDENT.fullmatch(entry.name))]
+        return [Run(entry) for _, entry in sorted(incidents)]
 
     @cached_property
     def incidents(self) -> tuple[Run, ...]:
@@ -170,15 +170,18 @@ class Run:
     @cached_property
     def unread(self) -> list[DumpFormatError]:
         """What is the matter with a dump and with incidents in it, of which nothing can be read: an alert has made each incident."""
-        found = [_is_link(one) if one.is_symlink() else DumpFormatError(f"{one}: {_NOTHING_KEPT}") for one in self._unread_incidents]
+        problems = [
+            _is_link(incident) if incident.is_symlink() else DumpFormatError(f"{incident}: {_NOTHING_KEPT}")
+            for incident in self._unread_incidents
+        ]
         place = self.path / IN_RUN
         if self.dump is None and place.is_dir():
             try:
                 steps = [entry.name for entry in entries_of(place) if layout.step_of(entry.name) is not None]
             except DumpFormatError as error:
-                return [*found, error]
-            found += [DumpFormatError(f"{place}: {_NOTHING_DUMPED}")] if steps else []
-        return found
+                return [*problems, error]
+            problems += [DumpFormatError(f"{place}: {_NOTHING_DUMPED}")] if steps else []
+        return problems
 
     @property
     def _unread_incidents(self) -> list[Path]:
@@ -273,11 +276,11 @@ def common(target: Run, golden: Run | None) -> str:
         DumpFormatError: there is no such path.
         UsageError: it is something else, or the two are of different kinds.
     """
-    found = []
+    kinds = []
     for run in (target,) if golden is None else (target, golden):
         if run.kind == NOTHING or (run.kind == CHECKPOINT and golden is None):
             raise refuse(run)
-        found.append(DUMP if run.kind == INCIDENT else run.kind)
-    if len(set(found)) > 1:
-        raise UsageError(f"{target} is a {found[0]} and {golden} a {found[1]}: nothing of one kind can be compared; give two of one kind")
-    return found[0]
+        kinds.append(DUMP if run.kind == INCIDENT else run.kind)
+    if len(set(kinds)) > 1:
+        raise UsageError(f"{target} is a {kinds[0]} and {golden} a {kinds[1]}: nothing of one kind can be compared; give two of one kind")
+    return kinds[0]

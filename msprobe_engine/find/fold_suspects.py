@@ -26,24 +26,24 @@ def stages_of(sides: Mapping[int, DumpTable]) -> dict[int, int]:
 def firsts(places: Sequence[Suspect], stages: Mapping[int, int]) -> list[int]:
     """Indices of those that are the first of their kind."""
     seen: dict[Hashable, int] = {}
-    for number, one in enumerate(places):
-        seen.setdefault(_key(one, stages), number)
+    for number, suspect in enumerate(places):
+        seen.setdefault(_key(suspect, stages), number)
     return list(seen.values())
 
 
 def fold(places: Sequence[Suspect], stages: Mapping[int, int]) -> list[Suspect]:
     """The first suspects of each kind, at most `MOST_SUSPECTS`, in the order of `places`; each gets all of its ranks."""
     groups: dict[Hashable, list[Suspect]] = {}
-    for one in places:
-        groups.setdefault(_key(one, stages), []).append(one)
+    for suspect in places:
+        groups.setdefault(_key(suspect, stages), []).append(suspect)
     suspects = []
     for same in list(groups.values())[:MOST_SUSPECTS]:
-        ranks = sorted({rank for one in same for rank in one.ranks or [one.rank]})
+        ranks = sorted({rank for suspect in same for rank in suspect.ranks or [suspect.rank]})
         same[0].on_ranks = ranges_of(ranks) if len(same) > 1 and len(ranks) > 1 else []
         suspects.append(same[0])
     return suspects
 
 
-def _key(one: Suspect, stages: Mapping[int, int]) -> Hashable:
-    said = "" if one.distance is not None else one.why  # without a distance the sentence holds what differs
-    return one.step, one.record, one.kind, one.tensor, one.partner, stages.get(one.rank), tuple(one.ranks), said
+def _key(suspect: Suspect, stages: Mapping[int, int]) -> Hashable:
+    said = "" if suspect.distance is not None else suspect.why  # without a distance the sentence holds what differs
+    return suspect.step, suspect.record, suspect.kind, suspect.tensor, suspect.partner, stages.get(suspect.rank), tuple(suspect.ranks), said

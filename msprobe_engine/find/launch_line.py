@@ -20,9 +20,12 @@ GOLDEN = "LAUNCH LINE OF GOLDEN"
 
 def again_both(options: str) -> list[str]:
     """Both trainings once more with these options, and the comparison. The golden one comes first: the end of the second names it."""
-    mine, theirs = new_places()
-    both = ((theirs, GOLDEN), (mine, UNKNOWN))
-    return [*(f"msprobe run {options} --output-dir {place} -- {line}" for place, line in both), f"msprobe diagnose {mine} {theirs}"]
+    target_place, golden_place = new_places()
+    both = ((golden_place, GOLDEN), (target_place, UNKNOWN))
+    return [
+        *(f"msprobe run {options} --output-dir {place} -- {line}" for place, line in both),
+        f"msprobe diagnose {target_place} {golden_place}",
+    ]
 
 
 def new_places() -> tuple[str, str]:
@@ -44,8 +47,8 @@ def with_launch_lines(commands: Sequence[str], target: Path | None, golden: Path
     """
     if not any(UNKNOWN in command for command in commands):
         return list(commands)
-    mine, theirs = _launch_line(target) or UNKNOWN, _launch_line(golden) or GOLDEN
-    return [theirs.join(part.replace(UNKNOWN, mine) for part in command.split(GOLDEN)) for command in commands]
+    target_line, golden_line = _launch_line(target) or UNKNOWN, _launch_line(golden) or GOLDEN
+    return [golden_line.join(part.replace(UNKNOWN, target_line) for part in command.split(GOLDEN)) for command in commands]
 
 
 def _launch_line(pack: Path | None) -> str:

@@ -110,10 +110,10 @@ def explain_absence(path: Path, name: str) -> Absence:
             except ProbeError as error:
                 answer.unreadable.append(str(error))
                 continue
-            found = [record for record in table.ops if name in record]
-            (answer.present if found else answer.absent).setdefault(step, []).append(rank)
-            answer.examples += [record for record in found if record not in answer.examples][: _SHOWN - len(answer.examples)]
-            if not found:
+            matching = [record for record in table.ops if name in record]
+            (answer.present if matching else answer.absent).setdefault(step, []).append(rank)
+            answer.examples += [record for record in matching if record not in answer.examples][: _SHOWN - len(answer.examples)]
+            if not matching:
                 said = len(table.problems)
                 reasons |= dict.fromkeys(_reasons(table, step, name))
                 answer.unreadable += table.problems[said:]

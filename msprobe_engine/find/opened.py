@@ -49,7 +49,7 @@ class Opened:
     @cached_property
     def incidents(self) -> tuple[Opened, ...]:
         """What was kept around alerts, the earliest step first."""
-        return tuple(Opened(one.path, one) for one in (self._found.incidents if self._found is not None else ()))
+        return tuple(Opened(incident.path, incident) for incident in (self._found.incidents if self._found is not None else ()))
 
     @cached_property
     def findings(self) -> dict[str, Mapping[str, Any]]:
@@ -69,7 +69,7 @@ class Opened:
         from msprobe_engine.formats.run.overview import read_overview
 
         said = [str(self.path)] if self.path.is_file() or self.path.name == DUMP else [read_overview(self.path).text()]
-        return "\n".join([*said, *(f"finding {file}: {found.get('headline')}" for file, found in self.findings.items())])
+        return "\n".join([*said, *(f"finding {file}: {diagnosis.get('headline')}" for file, diagnosis in self.findings.items())])
 
     def _repr_html_(self) -> str:
         return text_block(repr(self))
@@ -86,11 +86,11 @@ def open_path(path: str | os.PathLike[str]) -> Opened:
     if place.name == _DIAGNOSIS and place.is_file():
         return Opened(place, None)
     try:
-        found = detect.Run(place)
-        nothing = found.records is None and not found.has_monitor and not found.incidents
+        run = detect.Run(place)
+        nothing = run.records is None and not run.has_monitor and not run.incidents
     except DumpFormatError as error:
         raise UsageError(str(error)) from error
-    opened = Opened(place, found)
+    opened = Opened(place, run)
     if nothing and not (place.is_dir() and opened.findings):
         raise UsageError(
             f"{place}: holds no dump, monitor output, incident or diagnosis; give the directory of a run (msprobe show lists them)"
@@ -100,9 +100,9 @@ def open_path(path: str | os.PathLike[str]) -> Opened:
 
 def _diagnosis(file: Path) -> Mapping[str, Any]:
     try:
-        found = parse_json(read_input(file, _LARGEST).decode("utf-8"))
+        document = parse_json(read_input(file, _LARGEST).decode("utf-8"))
     except (OSError, ValueError) as error:
         raise UsageError(f"{file} cannot be read: {error}") from error
-    if not isinstance(found, dict) or "finding" not in found:
+    if not isinstance(document, dict) or "finding" not in document:
         raise UsageError(f"{file}: is no diagnosis; msprobe diagnose RUN writes one")
-    return found
+    return document

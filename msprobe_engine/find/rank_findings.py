@@ -87,5 +87,5 @@ def _step_before(path: Path) -> Path | None:
     number = layout.step_of(rank.parent.name)
     if not number:
         return None
-    found = rank.parent.parent / rank.parent.name.replace(str(number), str(number - 1)) / rank.name / path.name
-    return found if found.exists() else None
+    earlier = rank.parent.parent / rank.parent.name.replace(str(number), str(number - 1)) / rank.name / path.name
+    return earlier if earlier.exists() else None

@@ -65,51 +65,51 @@ def diagnose(
         raise UsageError("--scheduler reads ranks that are the same once, and a mapping changes each of them; leave one of them out")
     tables = StepTables(KEPT if golden is not None else 0, scheduler)  # one run alone is read once
     differences: list[Difference] = []
-    here, there = Run(Path(target)), None if golden is None else Run(Path(golden))
+    target_run, golden_run = Run(Path(target)), None if golden is None else Run(Path(golden))
     further = [open_dump(path) for path in calibration]
 
-    def compare_kind(kind: str, mine: Run, theirs: Run | None) -> Diagnosis:
-        return _one_kind(kind, mine, theirs, further, mappings, exact, tables)
+    def compare_kind(kind: str, target_part: Run, golden_part: Run | None) -> Diagnosis:
+        return _one_kind(kind, target_part, golden_part, further, mappings, exact, tables)
 
-    if here.several or (there is not None and there.several):
-        found = run_directory.look_at_all(here, there, compare_kind)
+    if target_run.several or (golden_run is not None and golden_run.several):
+        diagnosis = run_directory.look_at_all(target_run, golden_run, compare_kind)
     else:
-        found = compare_kind(detect.common(here, there), here, there)
-    packs = here.config, None if there is None else there.config
-    if found.finding not in (findings.CONFIG, findings.CHECKPOINT) and (there is None or there.config is not None):
+        diagnosis = compare_kind(detect.common(target_run, golden_run), target_run, golden_run)
+    packs = target_run.config, None if golden_run is None else golden_run.config
+    if diagnosis.finding not in (findings.CONFIG, findings.CHECKPOINT) and (golden_run is None or golden_run.config is not None):
         lines, problems, differences = config_and_checkpoint.started_otherwise(*packs)
-        found.evidence += lines
-        found.problems += problems
-        config_and_checkpoint.blame_settings(found, differences)
-        found.problems += config_and_checkpoint.gradients_averaged_otherwise(found, *packs)
-        if golden is None and lines and here.config is not None and found.finding == findings.NONE:
-            config_and_checkpoint.blame_ranks(found, here.config)
-    if golden is None and found.finding == findings.DESYNC and here.config is not None:
-        found.next.insert(0, config_and_checkpoint.compare_ranks(here.config))
-    if there is not None and not (here.has_monitor and there.has_monitor):
-        _say_steps(found, [side for side in (here, there) if side.has_monitor])
-    config_and_checkpoint.blame_settings_alone(found, differences)
-    found.next = with_launch_lines(found.next, *packs)
-    return found
+        diagnosis.evidence += lines
+        diagnosis.problems += problems
+        config_and_checkpoint.blame_settings(diagnosis, differences)
+        diagnosis.problems += config_and_checkpoint.gradients_averaged_otherwise(diagnosis, *packs)
+        if golden is None and lines and target_run.config is not None and diagnosis.finding == findings.NONE:
+            config_and_checkpoint.blame_ranks(diagnosis, target_run.config)
+    if golden is None and diagnosis.finding == findings.DESYNC and target_run.config is not None:
+        diagnosis.next.insert(0, config_and_checkpoint.compare_ranks(target_run.config))
+    if golden_run is not None and not (target_run.has_monitor and golden_run.has_monitor):
+        _say_steps(diagnosis, [side for side in (target_run, golden_run) if side.has_monitor])
+    config_and_checkpoint.blame_settings_alone(diagnosis, differences)
+    diagnosis.next = with_launch_lines(diagnosis.next, *packs)
+    return diagnosis
 
 
-def _say_steps(found: Diagnosis, monitored: Sequence[Run]) -> None:
+def _say_steps(diagnosis: Diagnosis, monitored: Sequence[Run]) -> None:
     """Records of the dumped steps agree, which says nothing of the steps without a dump: the headline names the steps, and `next` looks at
     all of them.
 
     Args:
         monitored: what says how many steps a run had, if anything.
     """
-    if found.finding != findings.NONE or found.nothing or not found.steps:
+    if diagnosis.finding != findings.NONE or diagnosis.nothing or not diagnosis.steps:
         return
     total = max((len(run.monitor.recorded_steps(rank)[0]) for run in monitored for rank in run.monitor.ranks), default=0)
-    if total == len(found.steps):
+    if total == len(diagnosis.steps):
         return
-    if not found.problems and total > len(found.steps):
-        found.nothing = Sentence("No difference beyond round-off in {0} of {1}", steps_text(found.steps), total)
-    elif not found.problems:
-        found.nothing = Sentence("No difference beyond round-off in {0}", steps_text(found.steps))
-    found.next += again_both("--preset watch")
+    if not diagnosis.problems and total > len(diagnosis.steps):
+        diagnosis.nothing = Sentence("No difference beyond round-off in {0} of {1}", steps_text(diagnosis.steps), total)
+    elif not diagnosis.problems:
+        diagnosis.nothing = Sentence("No difference beyond round-off in {0}", steps_text(diagnosis.steps))
+    diagnosis.next += again_both("--preset watch")
 
 
 def _one_kind(
@@ -134,10 +134,10 @@ def _one_kind(
 
         return diagnose_alone(target, tables)
     finite = set[Path]()
-    found = _pair(target, golden, calibration, mappings, exact, finite, tables)
-    add_nonfinite_of_one_side(found, target, golden, tables)
-    add_later_nonfinite(found, target, golden, tables, finite)
-    return found
+    diagnosis = _pair(target, golden, calibration, mappings, exact, finite, tables)
+    add_nonfinite_of_one_side(diagnosis, target, golden, tables)
+    add_later_nonfinite(diagnosis, target, golden, tables, finite)
+    return diagnosis
 
 
 def _pair(
@@ -150,36 +150,39 @@ def _pair(
     tables: StepTables,
 ) -> Diagnosis:
     """`finite`, `tables`: take up the files that were read and have no NaN and no infinity, and what was read."""
-    first, second = target.need_dump(), golden.need_dump()
-    steps = sorted(set(first.steps) & set(second.steps))
-    if not steps and len(first.steps) == len(second.steps) == 1:
-        steps = [first.steps[0]]
+    target_dump, golden_dump = target.need_dump(), golden.need_dump()
+    steps = sorted(set(target_dump.steps) & set(golden_dump.steps))
+    if not steps and len(target_dump.steps) == len(golden_dump.steps) == 1:
+        steps = [target_dump.steps[0]]
     if not steps:
         raise NothingCapturedError(
-            f"{target} has steps {first.steps[:8]}, {golden} has {second.steps[:8]}: none in common; dump the same steps of both runs"
+            f"{target} has steps {target_dump.steps[:8]}, {golden} has {golden_dump.steps[:8]}: none in common; "
+            "dump the same steps of both runs"
         )
 
     def sides(step: int, problems: list[str]) -> tuple[dict[int, DumpTable], dict[int, DumpTable]]:
         reader = None if mappings else tables.of(step)
-        ours = read_step(first, step, problems, reader)
-        theirs = read_step(second, step if step in second.steps else second.steps[0], problems, reader)
+        target_ranks = read_step(target_dump, step, problems, reader)
+        golden_ranks = read_step(golden_dump, step if step in golden_dump.steps else golden_dump.steps[0], problems, reader)
         if mappings:
-            mappings.apply_all(ours, theirs)
-        finite.update(files_without(ours) | files_without(theirs))
-        return ours, theirs
+            mappings.apply_all(target_ranks, golden_ranks)
+        finite.update(files_without(target_ranks) | files_without(golden_ranks))
+        return target_ranks, golden_ranks
 
-    def measure_movements(step: int, right: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
-        there = step if step in second.steps else second.steps[0]
-        return of_ranks(right, [read_step(dump, there, problems) for dump in calibration if there in dump.steps])
+    def measure_movements(step: int, golden_tables: Mapping[int, DumpTable], problems: list[str]) -> dict[int, Floats]:
+        golden_step = step if step in golden_dump.steps else golden_dump.steps[0]
+        return of_ranks(golden_tables, [read_step(dump, golden_step, problems) for dump in calibration if golden_step in dump.steps])
 
-    found = compare_steps(steps, sides, f"{target} and {golden}", measure_movements if calibration else None, exact=exact)
-    found.problems += missing_steps(first) + missing_steps(second) + steps_on_one_side(first, second)
-    if steps[0] not in second.steps:
-        found.other_steps = steps[0], second.steps[0]
-        found.evidence.append(f"Step {steps[0]} was compared with step {second.steps[0]} of the golden run: each has one step only.")
-    more = bool(set(first.steps) - set(steps)) or (target.path / layout.RERUN).is_dir() or bool(target.samples)
-    found.unseen = found.unseen or more
-    return found
+    diagnosis = compare_steps(steps, sides, f"{target} and {golden}", measure_movements if calibration else None, exact=exact)
+    diagnosis.problems += missing_steps(target_dump) + missing_steps(golden_dump) + steps_on_one_side(target_dump, golden_dump)
+    if steps[0] not in golden_dump.steps:
+        diagnosis.other_steps = steps[0], golden_dump.steps[0]
+        diagnosis.evidence.append(
+            f"Step {steps[0]} was compared with step {golden_dump.steps[0]} of the golden run: each has one step only."
+        )
+    more = bool(set(target_dump.steps) - set(steps)) or (target.path / layout.RERUN).is_dir() or bool(target.samples)
+    diagnosis.unseen = diagnosis.unseen or more
+    return diagnosis
 
 
 @np.errstate(all="ignore")  # the numbers of a dump may be anything
@@ -204,17 +207,17 @@ def compare_steps(
     Raises:
         NothingCapturedError: no record could be compared.
     """
-    way = StepLoop(moved, begun, exact)
+    loop = StepLoop(moved, begun, exact)
     with bar("diagnose", len(steps)) as advance:
         for step in steps:
-            a, b = sides(step, way.found.problems)
-            if a and b:
-                way.looked.append(step)
-                if saved_variables.only_saved(a, b):
-                    way.saved_values(step, a, b)
+            target, golden = sides(step, loop.found.problems)
+            if target and golden:
+                loop.looked.append(step)
+                if saved_variables.only_saved(target, golden):
+                    loop.saved_values(step, target, golden)
                 else:
-                    way.step(step, a, b)
-            if way.ends:
+                    loop.step(step, target, golden)
+            if loop.ends:
                 break
             advance(f"step {step}")
-    return way.conclusion(what)
+    return loop.conclusion(what)

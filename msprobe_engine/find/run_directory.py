@@ -61,96 +61,96 @@ def look_at_all(target: Run, golden: Run | None, look: Look) -> Diagnosis:
         NothingCapturedError: there is, and nothing of it can be read or compared; the error of the first thing.
     """
     seen: list[_Seen] = []
-    left: list[str] = []
+    not_looked_at: list[str] = []
     errors: list[ProbeError] = [*target.unread]
 
-    def one(what: str, run: Run, beside: Run | None) -> None:
+    def look_at(kind: str, run: Run, beside: Run | None) -> None:
         try:
-            seen.append(_Seen(what, run, look(what, run, beside), beside is not None))
+            seen.append(_Seen(kind, run, look(kind, run, beside), beside is not None))
         except (DumpFormatError, NothingCapturedError, UsageError) as error:
             errors.append(error)
 
-    for what, mine, theirs in (
+    for kind, target_part, golden_part in (
         (detect.DUMP, target.records, golden.records if golden else None),
         (detect.MONITOR, target if target.has_monitor else None, golden if golden and golden.has_monitor else None),
     ):
-        if mine is not None:
-            one(what, mine, theirs)
-            if golden is not None and theirs is None:
-                left.append(f"{what} of the golden run, which has none: this one's was looked at alone")
-        elif theirs is not None:
-            left.append(f"{what} of the golden run (this one has none)")
+        if target_part is not None:
+            look_at(kind, target_part, golden_part)
+            if golden is not None and golden_part is None:
+                not_looked_at.append(f"{kind} of the golden run, which has none: this one's was looked at alone")
+        elif golden_part is not None:
+            not_looked_at.append(f"{kind} of the golden run (this one has none)")
     known = {run.path.name for run in golden.incidents} if golden else set()
     fresh = [run for run in target.incidents if run.path.name not in known]
-    left += [f"{run.path.name} (the golden run has it too)" for run in target.incidents if run.path.name in known]
+    not_looked_at += [f"{run.path.name} (the golden run has it too)" for run in target.incidents if run.path.name in known]
     for incident in fresh[:MOST_INCIDENTS]:
-        one(detect.INCIDENT, incident, None)
+        look_at(detect.INCIDENT, incident, None)
     if len(fresh) > MOST_INCIDENTS:
-        left.append(f"{len(fresh) - MOST_INCIDENTS} later incidents")
+        not_looked_at.append(f"{len(fresh) - MOST_INCIDENTS} later incidents")
     if not seen and target.config is not None and (golden is None or golden.config is not None):
-        one(detect.CONFIG, target, golden)
+        look_at(detect.CONFIG, target, golden)
     if not seen:
         raise errors[0] if errors else UsageError(f"{target}: holds nothing that can be looked at")
-    found = _together(seen, left, [str(error) for error in errors])
-    if golden is not None and not any(one.compared for one in seen):
-        _say_nothing_compared(found, target, golden)
-    return found
+    diagnosis = _together(seen, not_looked_at, [str(error) for error in errors])
+    if golden is not None and not any(look_at.compared for look_at in seen):
+        _say_nothing_compared(diagnosis, target, golden)
+    return diagnosis
 
 
-def _say_nothing_compared(found: Diagnosis, target: Run, golden: Run) -> None:
+def _say_nothing_compared(diagnosis: Diagnosis, target: Run, golden: Run) -> None:
     """Two runs that have nothing of one kind: what was found of one of them alone is no answer to the question."""
     template = "Nothing of the two runs was compared: this one has {0}, the golden run {1}"
     said = Sentence(template, target.comparable(), golden.comparable())
-    found.problems.insert(0, said)
-    found.evidence = [line for line in found.evidence if line != findings.ALONE]
-    if found.finding != findings.NONE:
+    diagnosis.problems.insert(0, said)
+    diagnosis.evidence = [line for line in diagnosis.evidence if line != findings.ALONE]
+    if diagnosis.finding != findings.NONE:
         return
-    found.nothing = said
-    steps = ",".join(map(str, found.steps[:MOST_STEPS]))
+    diagnosis.nothing = said
+    steps = ",".join(map(str, diagnosis.steps[:MOST_STEPS]))
     options = "--preset watch" if target.records is None else f"--preset dump --set 'dump.step=[{steps}]'"
     _, place = new_places()
-    found.next = [
+    diagnosis.next = [
         f"msprobe run {options} --output-dir {place} -- {GOLDEN}",
         f"msprobe diagnose {shlex.quote(str(target.path))} {place}",
     ]
 
 
-def _together(seen: list[_Seen], left: list[str], errors: list[str]) -> Diagnosis:
+def _together(seen: list[_Seen], not_looked_at: list[str], errors: list[str]) -> Diagnosis:
     """The finding of what names the record, with a sentence for everything else."""
     lead, *others = _order_findings(seen)
-    found = lead.found
-    first = found.first_suspect
+    diagnosis = lead.found
+    first = diagnosis.first_suspect
     for other in others:
-        found.evidence += [_sentence(other), *other.found.remarks]
-        theirs = other.found.first_suspect
-        if first is not None and first.step in other.found.steps and theirs is not None and theirs.step > first.step:
+        diagnosis.evidence += [_sentence(other), *other.found.remarks]
+        other_first = other.found.first_suspect
+        if first is not None and first.step in other.found.steps and other_first is not None and other_first.step > first.step:
             template = (
                 "The records of step {0} are the same: the difference begins after the last of them, in the update or between two steps."
             )
-            found.evidence.append(Sentence(template, first.step))
-        if first is not None and theirs is not None and theirs.step < first.step and theirs.step not in found.steps:
-            found.evidence.append(
+            diagnosis.evidence.append(Sentence(template, first.step))
+        if first is not None and other_first is not None and other_first.step < first.step and other_first.step not in diagnosis.steps:
+            diagnosis.evidence.append(
                 Sentence(
                     "That is before step {0}, the step of the records: a dump of step {1} shows the record in which it begins.",
                     first.step,
-                    theirs.step,
+                    other_first.step,
                 )
             )
-        found.problems += [problem for problem in other.found.problems if problem not in found.problems]
-    found.problems += [Sentence("not looked at: {0}", "; ".join(map(str.strip, str(error).splitlines()))) for error in errors]
+        diagnosis.problems += [problem for problem in other.found.problems if problem not in diagnosis.problems]
+    diagnosis.problems += [Sentence("not looked at: {0}", "; ".join(map(str.strip, str(error).splitlines()))) for error in errors]
     if first is None and len(seen) > 1:
-        found.evidence.insert(0, _sentence(lead))
-        found.nothing = "" if any(one.compared for one in seen) else Sentence("Nothing found in what lies here")
-    found.looked_at = _looked_at(lead, others, left)
-    dumped = {step for one in seen for step in one.found.steps}
-    commands = [command for one in (lead, *others) for command in _next(one, dumped)]
+        diagnosis.evidence.insert(0, _sentence(lead))
+        diagnosis.nothing = "" if any(part.compared for part in seen) else Sentence("Nothing found in what lies here")
+    diagnosis.looked_at = _looked_at(lead, others, not_looked_at)
+    dumped = {step for part in seen for step in part.found.steps}
+    commands = [command for part in (lead, *others) for command in _next(part, dumped)]
     again = again_with_operators()
-    if any(one.what == detect.INCIDENT and incident_samples.document(one.run.path).get("levels") for one in seen):
+    if any(part.what == detect.INCIDENT and incident_samples.document(part.run.path).get("levels") for part in seen):
         commands = [command for command in commands if command not in again]  # the run kept operators, and would show no more
-    elif found.operator_unknown:
+    elif diagnosis.operator_unknown:
         commands = [*again, *commands]
-    found.next = list(dict.fromkeys(commands))
-    return found
+    diagnosis.next = list(dict.fromkeys(commands))
+    return diagnosis
 
 
 def _place(seen: _Seen) -> Path:
@@ -163,26 +163,32 @@ def _sentence(seen: _Seen) -> str:
     return Sentence("{0}: {1}", place, seen.found.headline())
 
 
-def _looked_at(lead: _Seen, others: list[_Seen], left: list[str]) -> dict[str, object]:
+def _looked_at(lead: _Seen, others: list[_Seen], not_looked_at: list[str]) -> dict[str, object]:
     """Paths of everything, with the numbers of what led."""
     numbers = {key: value for key, value in lead.found.looked_at.items() if key != "monitor"}
     looked: dict[str, object] = {lead.what: str(_place(lead))} | numbers
-    for what in (detect.DUMP, detect.MONITOR, detect.INCIDENT):
-        paths = [str(_place(one)) for one in others if one.what == what]
+    for kind in (detect.DUMP, detect.MONITOR, detect.INCIDENT):
+        paths = [str(_place(part)) for part in others if part.what == kind]
         if paths:
-            looked[what if what != lead.what else f"further {what}"] = ", ".join(paths)
-    return looked | ({"not looked at": ", ".join(left)} if left else {})
+            looked[kind if kind != lead.what else f"further {kind}"] = ", ".join(paths)
+    return looked | ({"not looked at": ", ".join(not_looked_at)} if not_looked_at else {})
 
 
 def _order_findings(seen: list[_Seen]) -> list[_Seen]:
     """What leads comes first. Of two runs an earlier step of the monitor does, where that step was dumped and its records are the same."""
-    found = sorted(seen, key=_Seen.order)
-    lead, first = found[0], found[0].found.first_suspect
-    for one in found[1:] if first is not None and lead.compared else ():
-        theirs = one.found.first_suspect
-        if first is not None and theirs is not None and one.compared and theirs.step < first.step and theirs.step in lead.found.steps:
-            return [one, *(other for other in found if other is not one)]
-    return found
+    ordered = sorted(seen, key=_Seen.order)
+    lead, first = ordered[0], ordered[0].found.first_suspect
+    for part in ordered[1:] if first is not None and lead.compared else ():
+        other_first = part.found.first_suspect
+        if (
+            first is not None
+            and other_first is not None
+            and part.compared
+            and other_first.step < first.step
+            and other_first.step in lead.found.steps
+        ):
+            return [part, *(other for other in ordered if other is not part)]
+    return ordered
 
 
 def _next(seen: _Seen, dumped: Collection[int]) -> list[str]:

@@ -27,13 +27,13 @@ _MOST = 20
 
 def only_saved(*sides: Mapping[int, DumpTable]) -> bool:
     """All that was dumped are single saved variables."""
-    found = [side for some in sides for side in some.values()]
-    return any(len(side) for side in found) and all(set(side.role) <= {DEBUG} for side in found)
+    tables = [side for some in sides for side in some.values()]
+    return any(len(side) for side in tables) and all(set(side.role) <= {DEBUG} for side in tables)
 
 
 def order(side: DumpTable) -> list[int]:
     """Rows in the order in which their variables came to be."""
-    place = {name: at for at, name in enumerate(side.ops)}
+    place = {name: position for position, name in enumerate(side.ops)}
 
     def key(row: int) -> tuple[bool, int, int]:
         name = side.ops[side.op[row]]
@@ -47,9 +47,9 @@ def order(side: DumpTable) -> list[int]:
 
 
 def add_differing_variables(
-    found: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]
+    diagnosis: Diagnosis, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]
 ) -> tuple[int, int]:
-    """Put the variables of a step that differ into `found`, and the names that only one side has. Returns how many rows were looked at,
+    """Put the variables of a step that differ into `diagnosis`, and the names that only one side has. Returns how many rows were looked at,
     and how many of them hold NaN or Inf on both sides and nothing else that could be compared.
 
     Any number of calls may lie between two variables, so `roundoff.GROWTH` times the round-off of one call is accepted.
@@ -57,44 +57,46 @@ def add_differing_variables(
     suspects: list[tuple[int, Suspect]] = []
     compared = hidden = blank = 0
     for rank in sorted(target.keys() & golden.keys()):
-        mine, theirs = target[rank], golden[rank]
-        places = {name: row for row, name in enumerate(theirs.name)}
-        called = _find_golden_names(mine)
-        rows = [(row, places[called[row]]) for row in order(mine) if called[row] in places]
+        target_table, golden_table = target[rank], golden[rank]
+        places = {name: row for row, name in enumerate(golden_table.name)}
+        called = _find_golden_names(target_table)
+        rows = [(row, places[called[row]]) for row in order(target_table) if called[row] in places]
         compared += len(rows)
-        for word, some, others in (("target", called, set(theirs.name)), ("golden", theirs.name, set(called))):
-            known = found.unmatched.setdefault(word, [])
+        for word, some, others in (("target", called, set(golden_table.name)), ("golden", golden_table.name, set(called))):
+            known = diagnosis.unmatched.setdefault(word, [])
             known += [name for name in dict.fromkeys(some) if name not in others and name not in known][:100]
         if not rows:
             continue
-        m = distances.distances(mine, theirs, rows)
+        m = distances.distances(target_table, golden_table, rows)
         hidden += int((m.bad_target & m.bad_golden & ~m.known).sum())
         blank += int(m.one_sided.any(1).sum())
         off = 0
-        for at, (row, other_row) in enumerate(rows):
+        for position, (row, golden_row) in enumerate(rows):
             limit = roundoff.GROWTH * roundoff.call_limit(
-                roundoff.eps(theirs.dtype[other_row]), roundoff.longest_sum(theirs.shape[other_row])
+                roundoff.eps(golden_table.dtype[golden_row]), roundoff.longest_sum(golden_table.shape[golden_row])
             )
-            if m.distance[at] <= limit:
+            if m.distance[position] <= limit:
                 continue
             off += 1
             if off <= _MOST:
-                bad = bool(m.bad_target[at] and not m.bad_golden[at])
-                suspects.append((at, _suspect(step, rank, mine, row, theirs, other_row, float(m.distance[at]), limit, bad)))
-        found.differences += off
+                bad = bool(m.bad_target[position] and not m.bad_golden[position])
+                suspects.append(
+                    (position, _suspect(step, rank, target_table, row, golden_table, golden_row, float(m.distance[position]), limit, bad))
+                )
+        diagnosis.differences += off
     if blank:
         template = "step {0}: saved values whose statistics are not all in both runs: {1}; what is missing was not compared"
-        found.problems.append(Sentence(template, step, f"{blank:,}"))
+        diagnosis.problems.append(Sentence(template, step, f"{blank:,}"))
     if suspects:
         suspects.sort(key=lambda item: (item[0], item[1].rank))
-        found.suspects = [one for _, one in suspects[:_MOST]]
-        found.finding = _classify_finding(found.suspects[0])
-        found.evidence.append(
+        diagnosis.suspects = [suspect for _, suspect in suspects[:_MOST]]
+        diagnosis.finding = _classify_finding(diagnosis.suspects[0])
+        diagnosis.evidence.append(
             Sentence(
                 "{0} of {1} saved values differ by more than round-off; this is the first in the order of saving, gradients "
                 "behind the values. The calls before it are not in the dump: save more variables before it, or dump at level "
                 "mix.",
-                f"{found.differences:,}",
+                f"{diagnosis.differences:,}",
                 f"{compared:,}",
             )
         )
@@ -105,28 +107,28 @@ def _find_golden_names(side: DumpTable) -> list[str]:
     """What the rows are called on the golden side: their names, until a mapping has said others."""
     if side.aliases is side.ops:
         return side.name
-    found = []
+    golden_names = []
     for name, op in zip(side.name, side.op):
         record = side.ops[op]
-        found.append(side.aliases[op] + name[len(record) :] if name.startswith(record) else name)
-    return found
+        golden_names.append(side.aliases[op] + name[len(record) :] if name.startswith(record) else name)
+    return golden_names
 
 
-def nonfinite(found: Diagnosis, step: int, sides: Mapping[int, DumpTable]) -> bool:
-    """Put the variables of a step that hold NaN or Inf into `found`. Returns whether there are any."""
+def nonfinite(diagnosis: Diagnosis, step: int, sides: Mapping[int, DumpTable]) -> bool:
+    """Put the variables of a step that hold NaN or Inf into `diagnosis`. Returns whether there are any."""
     suspects: list[tuple[int, Suspect]] = []
     for rank, side in sorted(sides.items()):
         rows = order(side)
-        for at in np.flatnonzero(distances.nonfinite(side, rows)).tolist():
-            if rows[at] not in side.nans and str(side.stats_of(rows[at])[0]).lower() not in ("nan", "inf"):
+        for position in np.flatnonzero(distances.nonfinite(side, rows)).tolist():
+            if rows[position] not in side.nans and str(side.stats_of(rows[position])[0]).lower() not in ("nan", "inf"):
                 continue  # -Inf alone is what masks are made of
-            suspects.append((at, _suspect(step, rank, side, rows[at], None, -1, None, None, True)))
+            suspects.append((position, _suspect(step, rank, side, rows[position], None, -1, None, None, True)))
     if not suspects:
         return False
     suspects.sort(key=lambda item: (item[0], item[1].rank))
-    found.suspects = [one for _, one in suspects[:_MOST]]
-    found.finding = _classify_finding(found.suspects[0])
-    found.evidence.append(
+    diagnosis.suspects = [suspect for _, suspect in suspects[:_MOST]]
+    diagnosis.finding = _classify_finding(diagnosis.suspects[0])
+    diagnosis.evidence.append(
         Sentence("It is the first in the order of saving, gradients behind the values; the calls before it are not in the dump.")
     )
     return True
@@ -141,19 +143,21 @@ def saved_alone(dump: DumpDirectory) -> Diagnosis | None:
     ranks = [path for step in dump.steps for _, path in number_ranks(dump, step)]
     if not ranks or any((path / layout.DUMP).exists() or not (path / layout.DEBUG).exists() for path in ranks):
         return None
-    found, values = Diagnosis(problems=missing_steps(dump)), 0
+    diagnosis, values = Diagnosis(problems=missing_steps(dump)), 0
     for step in dump.steps:
-        sides = read_step(dump, step, found.problems)
-        found.problems += [problem for side in sides.values() for problem in side.problems]
+        sides = read_step(dump, step, diagnosis.problems)
+        diagnosis.problems += [problem for side in sides.values() for problem in side.problems]
         values += sum(map(len, sides.values()))
-        if nonfinite(found, step, sides):
+        if nonfinite(diagnosis, step, sides):
             break
     if not values:
-        raise NothingCapturedError(f"{dump.root}: no saved value can be read" + (f" ({found.problems[0]})" if found.problems else ""))
-    if not found.suspects:
-        found.evidence.append(Sentence("No saved value holds NaN or Inf."))
-    found.looked_at = {"steps": ", ".join(map(str, dump.steps)), "saved values": values}
-    return found
+        raise NothingCapturedError(
+            f"{dump.root}: no saved value can be read" + (f" ({diagnosis.problems[0]})" if diagnosis.problems else "")
+        )
+    if not diagnosis.suspects:
+        diagnosis.evidence.append(Sentence("No saved value holds NaN or Inf."))
+    diagnosis.looked_at = {"steps": ", ".join(map(str, dump.steps)), "saved values": values}
+    return diagnosis
 
 
 def _classify_finding(first: Suspect) -> str:
@@ -166,7 +170,7 @@ def _suspect(
     side: DumpTable,
     row: int,
     golden: DumpTable | None,
-    other: int,
+    golden_row: int,
     distance: float | None,
     limit: float | None,
     bad: bool,
@@ -183,15 +187,15 @@ def _suspect(
             if distance >= 1e-3
             else Sentence("the saved value differs by {0}", f"{distance:.1e}")
         )
-    elif golden is not None and side.shape[row] != golden.shape[other]:
-        why = Sentence("the saved value has shape {0}, the golden run {1}", side.shape[row], golden.shape[other])
+    elif golden is not None and side.shape[row] != golden.shape[golden_row]:
+        why = Sentence("the saved value has shape {0}, the golden run {1}", side.shape[row], golden.shape[golden_row])
     else:
         why = Sentence("the saved value is not the same")
     numbers = {}
-    for word, one, at in (("target", side, row), ("golden", golden, other)):
-        if one is not None:
-            four = dict(zip(_STATISTICS, one.stats_of(at)))
-            numbers[word] = {"row": one.name[at], "dtype": one.dtype[at], "shape": one.shape[at], **four}
+    for word, table, table_row in (("target", side, row), ("golden", golden, golden_row)):
+        if table is not None:
+            four = dict(zip(_STATISTICS, table.stats_of(table_row)))
+            numbers[word] = {"row": table.name[table_row], "dtype": table.dtype[table_row], "shape": table.shape[table_row], **four}
     record = side.ops[side.op[row]]
     return Suspect(
         record,
@@ -201,7 +205,7 @@ def _suspect(
         kind=kind,
         why=why,
         tensor=name,
-        partner=golden.ops[golden.op[other]] if golden is not None else "",
+        partner=golden.ops[golden.op[golden_row]] if golden is not None else "",
         numbers=numbers,
         distance=distance,
         limit=limit,

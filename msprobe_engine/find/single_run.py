@@ -47,48 +47,48 @@ def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
         return variables
     ranks = RankChecks()
     result = nan_analyze(target, seen=ranks.check_step, tables=tables)
-    found = Diagnosis(problems=list(result.problems))
-    found.looked_at, found.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
+    diagnosis = Diagnosis(problems=list(result.problems))
+    diagnosis.looked_at, diagnosis.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
     if result.findings:
-        found.suspects = [_suspect(item) for item in result.findings]
+        diagnosis.suspects = [_suspect(item) for item in result.findings]
         first = result.findings[0]
-        found.finding = findings.OVERFLOW if first["what"] in ("Inf", "-Inf") else findings.NONFINITE
-        found.evidence = _format_evidence(result.text)
-        return found
-    found.evidence += result.text.splitlines()[:MOST_STEPS]
+        diagnosis.finding = findings.OVERFLOW if first["what"] in ("Inf", "-Inf") else findings.NONFINITE
+        diagnosis.evidence = _format_evidence(result.text)
+        return diagnosis
+    diagnosis.evidence += result.text.splitlines()[:MOST_STEPS]
     if ranks.collectives is not None:
-        found.looked_at["collectives"] = ranks.collectives
-    found.problems += [problem for problem in ranks.problems if problem not in found.problems]
+        diagnosis.looked_at["collectives"] = ranks.collectives
+    diagnosis.problems += [problem for problem in ranks.problems if problem not in diagnosis.problems]
     if ranks.finding:
-        found.finding, found.suspects = ranks.finding, ranks.suspects
-        found.evidence += ranks.evidence
-        return found
-    _began(found, target.path)
-    if found.finding == findings.NONE:
+        diagnosis.finding, diagnosis.suspects = ranks.finding, ranks.suspects
+        diagnosis.evidence += ranks.evidence
+        return diagnosis
+    _began(diagnosis, target.path)
+    if diagnosis.finding == findings.NONE:
         beside = _BESIDE_EQUAL if ranks.equal else _BESIDE if ranks.several else ""
-        found.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
+        diagnosis.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
         if ranks.several and not ranks.equal:
-            replicas.say_not_compared(found, ranks.parted)
-        found.evidence.append(findings.ALONE)
-    return found
+            replicas.say_not_compared(diagnosis, ranks.parted)
+        diagnosis.evidence.append(findings.ALONE)
+    return diagnosis
 
 
 def _format_evidence(text: str) -> list[str]:
     """The lines of the report below its first; every line says what it is, and what the first suspect says anyway is left out."""
-    told: list[str] = []
+    lines: list[str] = []
     word, first = "", True
     for line in text.splitlines()[1:]:
         if not line.startswith("  "):
             word, first = "", False
-            told.append(line)
+            lines.append(line)
             continue
         word = line[2:_WORD].strip() or word
         if not (first and word in ("record", "cause", "source")):
-            told.append(Sentence("{0}{1}", _TOLD.get(word, word), f"{'':{_WORD - 2 - len(word)}}{line[_WORD:].strip()}"))
-    return told
+            lines.append(Sentence("{0}{1}", _TOLD.get(word, word), f"{'':{_WORD - 2 - len(word)}}{line[_WORD:].strip()}"))
+    return lines
 
 
-def _began(found: Diagnosis, target: Path) -> None:
+def _began(diagnosis: Diagnosis, target: Path) -> None:
     """What an incident directory says set it off, when its records show nothing."""
     document = incident_samples.document(target)
     began = document.get("began")
@@ -100,9 +100,9 @@ def _began(found: Diagnosis, target: Path) -> None:
     template = "{0}: rule {1} set the incident off; its records show no NaN and no collective that is off"
     why = Sentence(template, began.get("when") or "alert", rule)
     kinds = {"replica_mismatch": findings.DESYNC, "nan_inf": findings.NONFINITE, "loss_not_finite": findings.NONFINITE}
-    found.finding = kinds.get(rule, findings.DIVERGENCE)
-    found.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
-    found.evidence.append(str(document.get("message", "")))
+    diagnosis.finding = kinds.get(rule, findings.DIVERGENCE)
+    diagnosis.suspects = [Suspect(name, "", rank, step if isinstance(step, int) else 0, kind=rule, why=why, tensor=name)]
+    diagnosis.evidence.append(str(document.get("message", "")))
 
 
 def _suspect(item: Mapping[str, Any]) -> Suspect:

@@ -71,51 +71,51 @@ class StepLoop:
         """Something is off: later steps only show what follows from it."""
         return bool(self.found.suspects) or (self.before is not None and bool(self.before.origins))
 
-    def saved_values(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
+    def saved_values(self, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> None:
         """A step that holds nothing but what ``save()`` was given."""
-        compared, hidden = saved_variables.add_differing_variables(self.found, step, a, b)
+        compared, hidden = saved_variables.add_differing_variables(self.found, step, target, golden)
         self._records += compared
         self._hidden += hidden
-        self._ranks |= a.keys() & b.keys()
-        self.found.problems += [problem for side in (*a.values(), *b.values()) for problem in side.problems]
+        self._ranks |= target.keys() & golden.keys()
+        self.found.problems += [problem for side in (*target.values(), *golden.values()) for problem in side.problems]
 
-    def step(self, step: int, a: Mapping[int, DumpTable], b: Mapping[int, DumpTable]) -> None:
+    def step(self, step: int, target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> None:
         """The next step, of all ranks."""
-        found = self.found
-        sides_of_both = [*a.values(), *b.values()]
-        self._recorded += sum(len(side.ops) for side in a.values())
-        self._stages = stages_of(a)
-        for checks, ranks, others in zip(self._copies, (a, b), (b, a)):
+        diagnosis = self.found
+        sides_of_both = [*target.values(), *golden.values()]
+        self._recorded += sum(len(side.ops) for side in target.values())
+        self._stages = stages_of(target)
+        for checks, ranks, others in zip(self._copies, (target, golden), (golden, target)):
             if len(ranks) > 1 and not checks.finding:
                 checks.hold_replicas(step, ranks, others)
-        whole = a
-        a, b = restrict_to_common(a, b, found.evidence)
-        found.unseen = found.unseen or whole is not a
-        right, joined_stages, other_layout = b, False, False
-        one_program = _one_program(a, b)
+        target_as_read = target
+        target, golden = restrict_to_common(target, golden, diagnosis.evidence)
+        diagnosis.unseen = diagnosis.unseen or target_as_read is not target
+        golden_as_read, joined_stages, other_layout = golden, False, False
+        one_program = _one_program(target, golden)
         if not one_program:  # what is put together, or takes another framework's form, is changed in place
             for side in sides_of_both:
                 own_columns(side)
-        if not one_program and not _two_frameworks(a, b):
-            a, b, joined_stages = together(a, b, found.problems, found.evidence)
-            other_layout = joined_stages or layouts.differ(a, b)
-        alone = sorted(a.keys() ^ b.keys())
+        if not one_program and not _two_frameworks(target, golden):
+            target, golden, joined_stages = together(target, golden, diagnosis.problems, diagnosis.evidence)
+            other_layout = joined_stages or layouts.differ(target, golden)
+        alone = sorted(target.keys() ^ golden.keys())
         if alone and not other_layout:
-            found.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
-        units = self._moved(step, right, found.problems) if self._moved and right is b else None
+            diagnosis.problems.append(f"step {step}: ranks {', '.join(map(str, alone[:16]))} are on one side only, not compared")
+        units = self._moved(step, golden_as_read, diagnosis.problems) if self._moved and golden_as_read is golden else None
         previous = self.before
-        walked = layouts.diverge_layouts(a, b, previous, units) if other_layout else None
-        if walked is None or (a.keys() == b.keys() and not joined_stages and not layouts.has_pieces(walked)):
+        walked = layouts.diverge_layouts(target, golden, previous, units) if other_layout else None
+        if walked is None or (target.keys() == golden.keys() and not joined_stages and not layouts.has_pieces(walked)):
             with factorize.cache_columns() if one_program else nullcontext():
-                walked = diverge(a, b, previous, units, self._begun(step) if self._begun else None)
+                walked = diverge(target, golden, previous, units, self._begun(step) if self._begun else None)
         else:
-            found.problems += describe_lost_mapping(whole, a)
+            diagnosis.problems += describe_lost_mapping(target_as_read, target)
         self.before = walked
-        self._add_step(step, a, walked)
+        self._add_step(step, target, walked)
         self._judge(step, previous, walked)
-        found.problems += [problem for side in sides_of_both for problem in side.problems if problem not in found.problems]
+        diagnosis.problems += [problem for side in sides_of_both for problem in side.problems if problem not in diagnosis.problems]
 
-    def _add_step(self, step: int, a: Mapping[int, DumpTable], walked: Divergence) -> None:
+    def _add_step(self, step: int, target: Mapping[int, DumpTable], walked: Divergence) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
         self._largest.add(step, walked)
         different = walked.different()
@@ -125,7 +125,7 @@ class StepLoop:
         self._ranks |= set(walked.walks)
         self._other_calls = one_sided_calls.add_one_sided_calls(self.found, different) or self._other_calls
         self._note_facts(step, walked)
-        self.found.unseen = self.found.unseen or _nonfinite_alone(a, walked)
+        self.found.unseen = self.found.unseen or _nonfinite_alone(target, walked)
         for walker in different.walkers.values():
             if walker.extra or walker.missing:
                 self._ways = self._ways or other_ways.describe_ways_of_update(walker.target, walker.golden)
@@ -160,15 +160,15 @@ class StepLoop:
 
     def _lead_with_facts(self) -> bool:
         """The earliest difference comes first: what records say beside numbers in a step before the one in which the numbers part."""
-        found, later = self.found, self.found.suspects[0]
-        earlier = [one for one in self._facts if one.step < later.step]
+        diagnosis, later = self.found, self.found.suspects[0]
+        earlier = [suspect for suspect in self._facts if suspect.step < later.step]
         if not earlier:
             return False
         template = "The numbers differ later: step {0}, rank {1}, {2}: {3}."
-        found.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
-        found.finding = findings.STRUCTURE
-        found.places = [*earlier, *found.places]
-        found.suspects = fold(found.places, self._stages)
+        diagnosis.evidence.insert(0, Sentence(template, later.step, later.rank, later.record, later.why))
+        diagnosis.finding = findings.STRUCTURE
+        diagnosis.places = [*earlier, *diagnosis.places]
+        diagnosis.suspects = fold(diagnosis.places, self._stages)
         return True
 
     def conclusion(self, what: str) -> Diagnosis:
@@ -177,98 +177,100 @@ class StepLoop:
         Raises:
             NothingCapturedError: no record could be compared.
         """
-        found, before = self.found, self.before
-        found.problems = list(dict.fromkeys(found.problems))
+        diagnosis, before = self.found, self.before
+        diagnosis.problems = list(dict.fromkeys(diagnosis.problems))
         if self._hidden:
-            one = "1 tensor holds NaN or Inf on both sides and cannot be compared; each run alone tells why."
+            walker = "1 tensor holds NaN or Inf on both sides and cannot be compared; each run alone tells why."
             many = "{0} tensors hold NaN or Inf on both sides and cannot be compared; each run alone tells why."
-            found.problems.append(Sentence(one) if self._hidden == 1 else Sentence(many, f"{self._hidden:,}"))
+            diagnosis.problems.append(Sentence(walker) if self._hidden == 1 else Sentence(many, f"{self._hidden:,}"))
         if not self._records:
             raise NothingCapturedError(
                 f"{what}: no record could be compared"
-                + (f" ({why[0]})" if (why := found.problems or found.evidence) else "; are they dumps of the same training?")
+                + (f" ({why[0]})" if (why := diagnosis.problems or diagnosis.evidence) else "; are they dumps of the same training?")
             )
-        if before is None and not found.suspects:
-            found.finding = findings.STRUCTURE if any(found.unmatched.values()) else findings.NONE
-            found.evidence.append(Sentence("The saved values that both runs have agree within round-off."))
+        if before is None and not diagnosis.suspects:
+            diagnosis.finding = findings.STRUCTURE if any(diagnosis.unmatched.values()) else findings.NONE
+            diagnosis.evidence.append(Sentence("The saved values that both runs have agree within round-off."))
         if before is not None and not before.origins:
             self._nothing_off(before)
-        if before is not None and (found.suspects or not before.origins):
-            found.evidence += layouts.describe_layouts(before)
-            found.gradients = layouts.factor_of_gradients(before)
+        if before is not None and (diagnosis.suspects or not before.origins):
+            diagnosis.evidence += layouts.describe_layouts(before)
+            diagnosis.gradients = layouts.factor_of_gradients(before)
         if before is not None and (precision := evidence.precision(before)) is not None:
-            if found.finding == findings.NONE:  # numbers that agree within the round-off of another type are no all-clear
-                found.finding, found.places = findings.STRUCTURE, [suspects.of_precision(self.looked[-1], before, precision)]
-                found.suspects = fold(found.places, self._stages)
+            if diagnosis.finding == findings.NONE:  # numbers that agree within the round-off of another type are no all-clear
+                diagnosis.finding, diagnosis.places = findings.STRUCTURE, [suspects.of_precision(self.looked[-1], before, precision)]
+                diagnosis.suspects = fold(diagnosis.places, self._stages)
             else:
-                found.evidence.append(precision.sentence())
-        scale = next((one.scale for one in before.walkers.values() if one.scale != 1.0), None) if before is not None else None
+                diagnosis.evidence.append(precision.sentence())
+        scale = next((walker.scale for walker in before.walkers.values() if walker.scale != 1.0), None) if before is not None else None
         if scale is not None:
-            found.evidence.append(Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{scale:g}"))
-        if found.suspects:
-            name_learning_rate(found.suspects[0], (*found.places, *self._facts))
-        renames.report_renames(found)
-        two_frameworks.report_coverage(found)
+            diagnosis.evidence.append(Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{scale:g}"))
+        if diagnosis.suspects:
+            name_learning_rate(diagnosis.suspects[0], (*diagnosis.places, *self._facts))
+        renames.report_renames(diagnosis)
+        two_frameworks.report_coverage(diagnosis)
         if before is not None and before.noise:
             template = "Products carry noise of up to {0}: one of the runs computes them with fewer bits (TF32); that is accepted."
-            found.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
-        found.steps = list(self.looked)
-        found.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
+            diagnosis.evidence.append(Sentence(template, f"{before.noise / 4:.1e}"))
+        diagnosis.steps = list(self.looked)
+        diagnosis.looked_at = {"steps": ", ".join(map(str, self.looked)), "ranks": len(self._ranks), "records": self._records}
         if self._recorded:
-            found.looked_at["recorded"] = self._recorded
-        return found
+            diagnosis.looked_at["recorded"] = self._recorded
+        return diagnosis
 
     def _nothing_off(self, before: Divergence) -> None:
-        found = self.found
+        diagnosis = self.found
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.different().walkers.values())
         same = not self._largest.distance or dialects
-        found.evidence += [note for note in (self._recomputed, self._ways) if note]
+        diagnosis.evidence += [note for note in (self._recomputed, self._ways) if note]
         if self._passes is not None and not layouts.has_pieces(before):
-            found.finding = findings.STRUCTURE
-            found.evidence.append(self._passes)
-        other_calls = self._other_calls or not other_ways.only_wrapped(found.renamed)
-        if same and not found.aligned and not self._recomputed and other_calls:
-            found.finding = findings.STRUCTURE  # with round-off between them, or in another framework, the calls are another way to them
+            diagnosis.finding = findings.STRUCTURE
+            diagnosis.evidence.append(self._passes)
+        other_calls = self._other_calls or not other_ways.only_wrapped(diagnosis.renamed)
+        if same and not diagnosis.aligned and not self._recomputed and other_calls:
+            diagnosis.finding = (
+                findings.STRUCTURE
+            )  # with round-off between them, or in another framework, the calls are another way to them
         if self._facts:
-            found.finding = findings.STRUCTURE
-            found.places, found.suspects = self._facts, fold(self._facts, self._stages)
+            diagnosis.finding = findings.STRUCTURE
+            diagnosis.places, diagnosis.suspects = self._facts, fold(self._facts, self._stages)
         target, golden = self._copies
-        if target.finding and not golden.finding and found.finding == findings.NONE:  # parameters of some ranks may have no partner
-            found.finding, found.places = target.finding, target.suspects
-            found.suspects = fold(found.places, self._stages)
-            found.evidence += target.evidence
+        if target.finding and not golden.finding and diagnosis.finding == findings.NONE:  # parameters of some ranks may have no partner
+            diagnosis.finding, diagnosis.places = target.finding, target.suspects
+            diagnosis.suspects = fold(diagnosis.places, self._stages)
+            diagnosis.evidence += target.evidence
         untold = [one.scale for one in before.walkers.values() if not loss_scale.is_told(one)]
         if untold:
             template = (
                 "the gradients are {0} times the golden run's: another loss scale, or a loss of another size; at level mix its calls tell"
             )
-            found.problems.append(Sentence(template, f"{untold[0]:g}"))
+            diagnosis.problems.append(Sentence(template, f"{untold[0]:g}"))
         if self._first is not None:
-            found.evidence.append(first_difference.describe_first_difference(self._first))
-            if found.finding == findings.NONE:
+            diagnosis.evidence.append(first_difference.describe_first_difference(self._first))
+            if diagnosis.finding == findings.NONE:
                 later = self._first.step > self.looked[0]
                 why = first_difference.behind_unseen_update if later else first_difference.begin_otherwise
-                found.problems += why(self._first, before)
-        if self._exact and found.finding == findings.NONE:
+                diagnosis.problems += why(self._first, before)
+        if self._exact and diagnosis.finding == findings.NONE:
             self._count_every_bit()
         if self._first is not None and all(_lacks_update(one) for one in before.different().walkers.values()):
             template = (
                 "The calls of the update were not recorded: a wrong factor on the gradients that it is given (clipping) hardly shows in"
                 " what an optimizer like Adam makes of them; at level mix its calls tell."
             )
-            found.evidence.append(Sentence(template))
+            diagnosis.evidence.append(Sentence(template))
         equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
-        found.evidence += self._largest.sentences() or ([] if self._first is not None else [equal])  # an argument is no tensor
-        found.problems += self._largest.blind
+        diagnosis.evidence += self._largest.sentences() or ([] if self._first is not None else [equal])  # an argument is no tensor
+        diagnosis.problems += self._largest.blind
 
     def _count_every_bit(self) -> None:
-        found = self.found
+        diagnosis = self.found
         if self._first is not None:
-            found.finding, found.places = findings.DIVERGENCE, [self._first]
-            found.suspects = fold(found.places, self._stages)
-            found.evidence.append(Sentence("Every bit counts (--exact): without it the differences are round-off."))
-        elif any(found.unmatched.values()):
-            found.finding = findings.STRUCTURE
+            diagnosis.finding, diagnosis.places = findings.DIVERGENCE, [self._first]
+            diagnosis.suspects = fold(diagnosis.places, self._stages)
+            diagnosis.evidence.append(Sentence("Every bit counts (--exact): without it the differences are round-off."))
+        elif any(diagnosis.unmatched.values()):
+            diagnosis.finding = findings.STRUCTURE
 
 
 def _one_program(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> bool:
@@ -304,21 +306,21 @@ def _lacks_update(walker: DifferenceWalk) -> bool:
     return min(tree.last_backward for tree in trees) >= 0 and any(tree.first_update < 0 for tree in trees)
 
 
-def _report_origins(found: Diagnosis, step: int, divergence: Divergence) -> None:
-    found.places = suspects.of_origins(step, divergence)
-    named = [number for number, one in enumerate(found.places) if one.why]
+def _report_origins(diagnosis: Diagnosis, step: int, divergence: Divergence) -> None:
+    diagnosis.places = suspects.of_origins(step, divergence)
+    named = [number for number, suspect in enumerate(diagnosis.places) if suspect.why]
     origins = [divergence.origins[number] for number in named]
-    name_parameters([found.places[number] for number in named], dataclasses.replace(divergence, origins=origins))
+    name_parameters([diagnosis.places[number] for number in named], dataclasses.replace(divergence, origins=origins))
     rank, origin = divergence.origins[0]
-    found.finding = explain.finding_of(divergence, rank, origin)
-    if found.finding != findings.STRUCTURE:
-        found.differences = sum(walk.differing for walk in divergence.walks.values())
-    found.evidence += evidence.of_step(step, divergence)
+    diagnosis.finding = explain.finding_of(divergence, rank, origin)
+    if diagnosis.finding != findings.STRUCTURE:
+        diagnosis.differences = sum(walk.differing for walk in divergence.walks.values())
+    diagnosis.evidence += evidence.of_step(step, divergence)
 
 
-def _since(found: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
+def _since(diagnosis: Diagnosis, called: Mapping[tuple[int, str], int]) -> None:
     """A call that was made with another argument in an earlier step already, where its result did not show it, is to blame from there."""
-    for suspect in found.places:
+    for suspect in diagnosis.places:
         step = called.get((suspect.rank, suspect.tensor), suspect.step)
         if suspect.kind == ARGUMENT and step < suspect.step:
             template = "{0} in step {1}, and the argument is another one since step {2}"

@@ -47,50 +47,54 @@ class _Comparing(Job):
 
     def blocks(self, most_bytes: int) -> Iterator[Block]:
         """None where the shapes differ."""
-        a, b = self._a, self._b
+        target, golden = self._a, self._b
         if self.pair.a.shape == self.pair.b.shape:
-            yield from blocks_of(a.shape, max(1, most_bytes // max(width_of(a), width_of(b))), (a, b))
+            yield from blocks_of(target.shape, max(1, most_bytes // max(width_of(target), width_of(golden))), (target, golden))
 
     def finish_sums(self) -> Sums:
         """The sums of all blocks: the same whatever the order in which threads did them."""
         self.sums.dd, self.sums.ab, self.sums.aa, self.sums.bb = (_sum(each) for each in zip(*self._floats)) if self._floats else (0.0,) * 4
         return self.sums
 
-    def _place(self, block: Block, at: int) -> tuple[int, ...] | None:
-        """The index in the tensor of element `at` of a block."""
-        if at < 0:
+    def _place(self, block: Block, number: int) -> tuple[int, ...] | None:
+        """The index in the tensor of element `number` of a block."""
+        if number < 0:
             return None
-        found = block.place_of(at)
-        return tuple(found[self._order.index(d)] for d in range(len(found)))
+        place = block.place_of(number)
+        return tuple(place[self._order.index(d)] for d in range(len(place)))
 
     def work(self, block: Block, rooms: Sequence[Room], reads: FileReads) -> None:
         """Read both sides and compare them."""
-        a, b = self.pair.a, self.pair.b
-        words_a, pieces_a = fill(self.boxes_a, block, a.dtype, rooms[0], reads)
-        words_b, pieces_b = fill(self.boxes_b, block, b.dtype, rooms[1], reads)
-        drift_a = _drift(self.copies_a, block, words_a, rooms[2], reads)
-        drift_b = _drift(self.copies_b, block, words_b, rooms[2], reads)
-        covered_a, covered_b = _count_elements(pieces_a), _count_elements(pieces_b)
-        if covered_a < block.numel or covered_b < block.numel:
-            _only_common(words_a, pieces_a, words_b, pieces_b)
-        sums = differences(words_a, a.dtype, words_b, b.dtype, self.plan.atol, self.plan.rtol)
-        files_a = files_b = None
+        target, golden = self.pair.a, self.pair.b
+        target_words, target_pieces = fill(self.boxes_a, block, target.dtype, rooms[0], reads)
+        golden_words, golden_pieces = fill(self.boxes_b, block, golden.dtype, rooms[1], reads)
+        target_drift = _drift(self.copies_a, block, target_words, rooms[2], reads)
+        golden_drift = _drift(self.copies_b, block, golden_words, rooms[2], reads)
+        target_covered, golden_covered = _count_elements(target_pieces), _count_elements(golden_pieces)
+        if target_covered < block.numel or golden_covered < block.numel:
+            _only_common(target_words, target_pieces, golden_words, golden_pieces)
+        sums = differences(target_words, target.dtype, golden_words, golden.dtype, self.plan.atol, self.plan.rtol)
+        target_files = golden_files = None
         if sums.changed:
-            mask = _find_changed_elements(words_a, a.dtype, words_b, b.dtype) if len(pieces_a) > 1 or len(pieces_b) > 1 else None
-            files_a = _by_file(pieces_a, mask, sums.changed)
-            files_b = _by_file(pieces_b, mask, sums.changed)
+            mask = (
+                _find_changed_elements(target_words, target.dtype, golden_words, golden.dtype)
+                if len(target_pieces) > 1 or len(golden_pieces) > 1
+                else None
+            )
+            target_files = _by_file(target_pieces, mask, sums.changed)
+            golden_files = _by_file(golden_pieces, mask, sums.changed)
         with self.lock:
             self._floats.append((sums.dd, sums.ab, sums.aa, sums.bb))
             place = self._place(block, sums.at)
             tied = place is not None and self.max_at is not None and sums.max == self.sums.max and place < self.max_at
             if self.sums.add(sums) or tied:
                 self.max_at = place
-            self.covered_a += covered_a
-            self.covered_b += covered_b
-            self.files_a.update(files_a or {})
-            self.files_b.update(files_b or {})
-            self.drift_a.add(drift_a)
-            self.drift_b.add(drift_b)
+            self.covered_a += target_covered
+            self.covered_b += golden_covered
+            self.files_a.update(target_files or {})
+            self.files_b.update(golden_files or {})
+            self.drift_a.add(target_drift)
+            self.drift_b.add(golden_drift)
 
 
 def _file_order(tensor: StoredTensor) -> tuple[int, ...]:
@@ -178,30 +182,39 @@ def _count_elements(pieces: Sequence[Piece]) -> int:
     return sum(math.prod(piece.sizes) for piece in pieces)
 
 
-def _only_common(a: npt.NDArray[Any], pieces_a: Sequence[Piece], b: npt.NDArray[Any], pieces_b: Sequence[Piece]) -> None:
+def _only_common(
+    target: npt.NDArray[Any], target_pieces: Sequence[Piece], golden: npt.NDArray[Any], golden_pieces: Sequence[Piece]
+) -> None:
     """Zeros on both sides wherever one side has nothing."""
-    here = np.zeros((2, *a.shape), bool)
-    for k, pieces in enumerate((pieces_a, pieces_b)):
+    is_there = np.zeros((2, *target.shape), bool)
+    for k, pieces in enumerate((target_pieces, golden_pieces)):
         for piece in pieces:
             place = (k, *piece.inside)  # of a tensor without dimensions here[k] is a number and takes no item
-            here[place] = True
-    nowhere = ~(here[0] & here[1])
-    a[nowhere] = 0
-    b[nowhere] = 0
+            is_there[place] = True
+    nowhere = ~(is_there[0] & is_there[1])
+    target[nowhere] = 0
+    golden[nowhere] = 0
 
 
-def _find_changed_elements(a: npt.NDArray[Any], dtype_a: str, b: npt.NDArray[Any], dtype_b: str) -> npt.NDArray[Any] | None:
+def _find_changed_elements(
+    target: npt.NDArray[Any], target_dtype: str, golden: npt.NDArray[Any], golden_dtype: str
+) -> npt.NDArray[Any] | None:
     """Where two blocks differ; None: not known."""
-    if dtype_a == dtype_b:
-        return np.asarray(a != b)
-    if not (values_known(dtype_a) and values_known(dtype_b)):
+    if target_dtype == golden_dtype:
+        return np.asarray(target != golden)
+    if not (values_known(target_dtype) and values_known(golden_dtype)):
         return None
-    mask = np.empty(a.size, bool)
-    flat_a, flat_b = a.reshape(-1), b.reshape(-1)
-    for first in range(0, a.size, _PIECE):
-        x, y = values(flat_a[first : first + _PIECE], dtype_a), values(flat_b[first : first + _PIECE], dtype_b)
-        mask[first : first + _PIECE] = (x != y) & ~((x != x) & (y != y))
-    return mask.reshape(a.shape)
+    mask = np.empty(target.size, bool)
+    flat_target, flat_golden = target.reshape(-1), golden.reshape(-1)
+    for start in range(0, target.size, _PIECE):
+        target_values, golden_values = (
+            values(flat_target[start : start + _PIECE], target_dtype),
+            values(flat_golden[start : start + _PIECE], golden_dtype),
+        )
+        mask[start : start + _PIECE] = (target_values != golden_values) & ~(
+            (target_values != target_values) & (golden_values != golden_values)
+        )
+    return mask.reshape(target.shape)
 
 
 def _by_file(pieces: Sequence[Piece], mask: npt.NDArray[Any] | None, changed: int) -> dict[str, int] | None:
@@ -210,55 +223,55 @@ def _by_file(pieces: Sequence[Piece], mask: npt.NDArray[Any] | None, changed: in
         return {str(pieces[0].box.file): changed}
     if mask is None:
         return None
-    found: Counter[str] = Counter()
+    counts: Counter[str] = Counter()
     for piece in pieces:
-        found[str(piece.box.file)] += int(np.count_nonzero(mask[piece.inside]))
-    return {file: count for file, count in found.items() if count}
+        counts[str(piece.box.file)] += int(np.count_nonzero(mask[piece.inside]))
+    return {file: count for file, count in counts.items() if count}
 
 
 def _drift(copies: Boxes, block: Block, words: npt.NDArray[Any], room: Room, reads: FileReads) -> _Drift | None:
     if not len(copies):
         return None
-    found = _Drift()
+    drift = _Drift()
     for piece in copies.pieces(block):
         to = room.block[: math.prod(piece.sizes) * words.itemsize].view(words.dtype).reshape(piece.sizes)
         read_piece(piece, to, room.stage, reads)
-        mine = np.asarray(words[piece.inside])
+        first_copy = np.asarray(words[piece.inside])
         bits = "u1" if words.itemsize == 16 else words.dtype
-        if np.array_equal(np.ascontiguousarray(mine).reshape(mine.shape).view(bits), to.view(bits)):
+        if np.array_equal(np.ascontiguousarray(first_copy).reshape(first_copy.shape).view(bits), to.view(bits)):
             continue
-        found.elements += int(np.count_nonzero(mine != to)) or 1
-        found.files.add(str(piece.box.file))
-        at = zlib.crc32(repr((block.offsets, piece.inside)).encode())
-        found.mark += at << 32 | zlib.crc32(to.tobytes())
-    return found
+        drift.elements += int(np.count_nonzero(first_copy != to)) or 1
+        drift.files.add(str(piece.box.file))
+        place = zlib.crc32(repr((block.offsets, piece.inside)).encode())
+        drift.mark += place << 32 | zlib.crc32(to.tobytes())
+    return drift
 
 
 def start_result(pair: Pair) -> TensorResult:
     """The result of a pair before anything of it was read."""
-    a, b = pair.a, pair.b
+    target, golden = pair.a, pair.b
     return TensorResult(
-        pair.name, a.origin or a.key, b.origin or b.key, a.shape, b.shape, a.dtype, b.dtype, a.numel, a.group, a.state, note=pair.note,
-        by=BITS if a.dtype == b.dtype else VALUES,
+        pair.name, target.origin or target.key, golden.origin or golden.key, target.shape, golden.shape, target.dtype, golden.dtype,
+        target.numel, target.group, target.state, note=pair.note, by=BITS if target.dtype == golden.dtype else VALUES,
     )  # fmt: skip
 
 
 def _result(state: _Comparing) -> TensorResult:
     out, sums = start_result(state.pair), state.finish_sums()
-    a, b = state.pair.a, state.pair.b
-    if a.shape != b.shape:
+    target, golden = state.pair.a, state.pair.b
+    if target.shape != golden.shape:
         out.status = SHAPE
         return out
     if state.trouble and not sums.changed:
         out.status, out.note = UNREADABLE, _and(out.note, state.trouble)
         return out
-    out.missing_a, out.missing_b = max(0, a.numel - state.covered_a), max(0, b.numel - state.covered_b)
+    out.missing_a, out.missing_b = max(0, target.numel - state.covered_a), max(0, golden.numel - state.covered_b)
     out.changed, out.beyond = sums.changed, sums.beyond
     out.nan_a, out.nan_b, out.inf_a, out.inf_b = sums.nan_a, sums.nan_b, sums.inf_a, sums.inf_b
-    if values_known(a.dtype) and values_known(b.dtype):
+    if values_known(target.dtype) and values_known(golden.dtype):
         out.l2, out.cos, out.max_abs, out.max_at, out.rel_norm = sums.l2, sums.cos, sums.max, state.max_at, sums.rel_norm
         out.norm_a, out.norm_b = math.sqrt(sums.aa), math.sqrt(sums.bb)
-        out.unrounded = sums.unrounded if a.dtype != b.dtype else None
+        out.unrounded = sums.unrounded if target.dtype != golden.dtype else None
     out.files_a, out.files_b = dict(state.files_a), dict(state.files_b)
     out.drift_a, out.drift_b = state.drift_a.elements, state.drift_b.elements
     out.drift_files = tuple(sorted(state.drift_a.files | state.drift_b.files))

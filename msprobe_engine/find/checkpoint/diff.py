@@ -91,7 +91,7 @@ class OpenedCheckpoint:
         return SideFacts(str(c.path), c.format, len(c.tensors), nbytes, len(c.files), list(c.notes), list(c.problems))
 
 
-def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None) -> Result:
+def diff(target_path: Path | str, golden_path: Path | str, options: Options | None = None) -> Result:
     """Compare two checkpoints, or manifests of checkpoints (`digests`).
 
     Raises:
@@ -102,43 +102,49 @@ def diff(path_a: Path | str, path_b: Path | str, options: Options | None = None)
     options = options or Options()
     begin = time.monotonic()
     how = plan(options.memory_mb, options.workers, options.atol, options.rtol)
-    a, b = OpenedCheckpoint(Path(path_a), options), OpenedCheckpoint(Path(path_b), options)
-    if a.digests is None and b.digests is None:
-        a.checkpoint, b.checkpoint = as_the_other(a.checkpoint, b.checkpoint), as_the_other(b.checkpoint, a.checkpoint)
+    target, golden = OpenedCheckpoint(Path(target_path), options), OpenedCheckpoint(Path(golden_path), options)
+    if target.digests is None and golden.digests is None:
+        target.checkpoint, golden.checkpoint = (
+            as_the_other(target.checkpoint, golden.checkpoint),
+            as_the_other(golden.checkpoint, target.checkpoint),
+        )
     mapping = read_mapping(options.mapping) if options.mapping is not None else None
-    alignment = align_checkpoints(a.checkpoint, b.checkpoint, options.facts, mapping)
+    alignment = align_checkpoints(target.checkpoint, golden.checkpoint, options.facts, mapping)
     out = Result(
-        a.facts(), b.facts(), only_in_a=[label(t) for t in alignment.only_a], only_in_b=[label(t) for t in alignment.only_b],
+        target.facts(), golden.facts(), only_in_a=[label(t) for t in alignment.only_a], only_in_b=[label(t) for t in alignment.only_b],
         not_compared=[LeftOut(part.side, part.names, part.reason, part.open) for part in alignment.left_out], notes=list(alignment.notes),
         atol=options.atol, rtol=options.rtol, quick=options.quick,
     )  # fmt: skip
-    if a.digests is not None or b.digests is not None:  # a manifest has values as JSON can hold them
-        values = compare_values(*(replace(side.checkpoint, values=strict(side.checkpoint.values)) for side in (a, b)))
+    if target.digests is not None or golden.digests is not None:  # a manifest has values as JSON can hold them
+        values = compare_values(*(replace(side.checkpoint, values=strict(side.checkpoint.values)) for side in (target, golden)))
     else:
-        values = compare_values(a.checkpoint, b.checkpoint)
+        values = compare_values(target.checkpoint, golden.checkpoint)
     out.values, out.values_equal = values.different, values.equal
     out.notes += values.notes
     for facts, which in ((out.a, RUN), (out.b, GOLDEN)):
         if names := values.lacking.get(which):
             more = f" and {len(names) - 8} more" if len(names) > 8 else ""
             facts.problems.append(f"{facts.path}: has no {', '.join(names[:8])}{more}, which the other one has; not compared")
-    files_a, files_b = _files(a.checkpoint, [p.a for p in alignment.pairs]), _files(b.checkpoint, [p.b for p in alignment.pairs])
-    before = stamps(files_a | files_b)
-    _tensors(out, a, b, alignment.pairs, how, options, before)
-    _take_rounded(out.tensors, a.checkpoint, b.checkpoint)
-    if a.digests is None and b.digests is None:
+    target_files, golden_files = (
+        _files(target.checkpoint, [p.a for p in alignment.pairs]),
+        _files(golden.checkpoint, [p.b for p in alignment.pairs]),
+    )
+    before = stamps(target_files | golden_files)
+    _tensors(out, target, golden, alignment.pairs, how, options, before)
+    _take_rounded(out.tensors, target.checkpoint, golden.checkpoint)
+    if target.digests is None and golden.digests is None:
         out.hints = explain(alignment, out.tensors)
-    for side, files in ((out.a, files_a), (out.b, files_b)):
+    for side, files in ((out.a, target_files), (out.b, golden_files)):
         changed = [name for name, stamp in stamps(files).items() if stamp != before[name]]
         side.problems += [f"{name} was changed while it was read" for name in changed]
     out.seconds = time.monotonic() - begin
     return out
 
 
-def _take_rounded(results: Sequence[TensorResult], a: Checkpoint, b: Checkpoint) -> None:
+def _take_rounded(results: Sequence[TensorResult], target: Checkpoint, golden: Checkpoint) -> None:
     """Where a checkpoint saved only the float32 copies of weights that it trains in 16 bits, these rounded are its weights."""
     for result in results:
-        sides = ((a, result.dtype_a, result.dtype_b), (b, result.dtype_b, result.dtype_a))
+        sides = ((target, result.dtype_a, result.dtype_b), (golden, result.dtype_b, result.dtype_a))
         meant = any(own == "float32" and side.facts.get("stored_for") == other for side, own, other in sides)
         if meant and result.rounded and result.group == MODEL and not result.state and result.status == DIFFERENT:
             result.status, result.by = EQUAL, ROUNDED
@@ -149,7 +155,13 @@ def _files(checkpoint: Checkpoint, tensors: Iterable[StoredTensor]) -> set[Path]
 
 
 def _tensors(
-    out: Result, a: OpenedCheckpoint, b: OpenedCheckpoint, pairs: Sequence[Pair], how: Plan, options: Options, files: dict[str, Stamp]
+    out: Result,
+    target: OpenedCheckpoint,
+    golden: OpenedCheckpoint,
+    pairs: Sequence[Pair],
+    how: Plan,
+    options: Options,
+    files: dict[str, Stamp],
 ) -> None:
     """Fill in the results of all pairs."""
     known: dict[int, TensorResult] = {}
@@ -157,7 +169,7 @@ def _tensors(
         known.update(_by_crc(pairs))
     journal = None
     if options.output is not None:
-        settings = {"atol": options.atol, "rtol": options.rtol, "a": str(a.checkpoint.path), "b": str(b.checkpoint.path)}
+        settings = {"atol": options.atol, "rtol": options.rtol, "a": str(target.checkpoint.path), "b": str(golden.checkpoint.path)}
         try:
             make_directories(str(options.output))
         except OSError as error:
@@ -174,28 +186,28 @@ def _tensors(
 
         for result in known.values():
             advance(result.name)
-        if a.digests is not None or b.digests is not None:
-            out.tensors, out.nbytes = _by_digest(a, b, pairs, how, report_result, known)
+        if target.digests is not None or golden.digests is not None:
+            out.tensors, out.nbytes = _by_digest(target, golden, pairs, how, report_result, known)
         else:
             out.tensors, out.nbytes = compare(pairs, how, report_result, known)
 
 
 def _by_crc(pairs: Sequence[Pair]) -> dict[int, TensorResult]:
     """Pairs that are the same by CRC-32. Those that differ are read: by how much has to be said."""
-    found = {}
+    equal = {}
     reads = FileReads()
     for number, pair in enumerate(pairs):
         if same_crc(pair.a, pair.b, reads):
             result = start_result(pair)
             result.by, result.changed = CRC, 0
-            found[number] = result
+            equal[number] = result
     reads.close()
-    return found
+    return equal
 
 
 def _by_digest(
-    a: OpenedCheckpoint,
-    b: OpenedCheckpoint,
+    target: OpenedCheckpoint,
+    golden: OpenedCheckpoint,
     pairs: Sequence[Pair],
     how: Plan,
     report_result: Callable[[int, TensorResult], None],
@@ -208,13 +220,13 @@ def _by_digest(
         if number in results:
             continue
         result = start_result(pair)
-        trouble = _no_digest(a, b, pair)
+        trouble = _no_digest(target, golden, pair)
         if pair.a.shape != pair.b.shape:
             result.status = SHAPE
         elif trouble:
             result.status, result.note = UNREADABLE, trouble
         else:
-            for letter, side, tensor in (("a", a, pair.a), ("b", b, pair.b)):
+            for letter, side, tensor in (("a", target, pair.a), ("b", golden, pair.b)):
                 if side.digests is None:
                     wanted[f"{letter}{number}"] = (number, side, tensor)
         results[number] = result
@@ -223,19 +235,19 @@ def _by_digest(
     for number, pair in enumerate(pairs):
         result = results[number]
         if number not in known and result.status not in (SHAPE, UNREADABLE):
-            of_a = a.digest(pair.a) if a.digests is not None else by_name[f"a{number}"]
-            of_b = b.digest(pair.b) if b.digests is not None else by_name[f"b{number}"]
-            assert of_a is not None  # `_no_digest` has asked
-            assert of_b is not None
-            _judge(result, of_a, of_b)
+            of_target = target.digest(pair.a) if target.digests is not None else by_name[f"a{number}"]
+            of_golden = golden.digest(pair.b) if golden.digests is not None else by_name[f"b{number}"]
+            assert of_target is not None  # `_no_digest` has asked
+            assert of_golden is not None
+            _judge(result, of_target, of_golden)
         if number not in known:
             report_result(number, result)
     return [results[number] for number in range(len(pairs))], nbytes
 
 
-def _no_digest(a: OpenedCheckpoint, b: OpenedCheckpoint, pair: Pair) -> str:
+def _no_digest(target: OpenedCheckpoint, golden: OpenedCheckpoint, pair: Pair) -> str:
     """Why the digests of a pair say nothing, "" when they do."""
-    for which, side, tensor in ((RUN, a, pair.a), (GOLDEN, b, pair.b)):
+    for which, side, tensor in ((RUN, target, pair.a), (GOLDEN, golden, pair.b)):
         if side.digests is not None and side.digest(tensor) is None:
             return f"{which} has one digest of the whole of {tensor.origin or tensor.key}; its parts cannot be compared with it"
     if pair.a.dtype != pair.b.dtype:
@@ -243,15 +255,15 @@ def _no_digest(a: OpenedCheckpoint, b: OpenedCheckpoint, pair: Pair) -> str:
     return ""
 
 
-def _judge(result: TensorResult, a: Digest, b: Digest) -> None:
+def _judge(result: TensorResult, target: Digest, golden: Digest) -> None:
     result.by = DIGEST
-    result.nan_a, result.nan_b, result.inf_a, result.inf_b = a.nan, b.nan, a.inf, b.inf
-    result.norm_a, result.norm_b = a.norm, b.norm
-    result.missing_a, result.missing_b = a.missing, b.missing
-    trouble = a.trouble or b.trouble
-    if trouble or a.missing or b.missing:
+    result.nan_a, result.nan_b, result.inf_a, result.inf_b = target.nan, golden.nan, target.inf, golden.inf
+    result.norm_a, result.norm_b = target.norm, golden.norm
+    result.missing_a, result.missing_b = target.missing, golden.missing
+    trouble = target.trouble or golden.trouble
+    if trouble or target.missing or golden.missing:
         result.status, result.note = UNREADABLE, trouble or "elements are in no file, so the digests say nothing"
-    elif a.digest != b.digest:
+    elif target.digest != golden.digest:
         result.status = DIFFERENT
 
 
@@ -266,8 +278,8 @@ def digest_checkpoint(path: Path | str, options: Options | None = None) -> tuple
     how = plan(options.memory_mb, options.workers)
     tensors: Iterable[tuple[str, StoredTensor]] = side.checkpoint.tensors.items()
     with bar("reading", len(side.checkpoint.tensors)) as advance:
-        found, nbytes = digests_of(tensors, how, lambda digest: advance(digest.name))
-    return side.checkpoint, found, nbytes
+        digests, nbytes = digests_of(tensors, how, lambda digest: advance(digest.name))
+    return side.checkpoint, digests, nbytes
 
 
 _STATE = ".state."
@@ -280,17 +292,17 @@ def as_the_other(checkpoint: Checkpoint, other: Checkpoint) -> Checkpoint:
     elements are read; what cannot be read stays a tensor.
     """
     plain = {_common(key): key for key, value in other.values.items() if key.startswith("optimizer") and type(value) in (int, float)}
-    theirs = {bare(key) for key in other.tensors}
+    other_names = {bare(key) for key in other.tensors}
     moved: dict[str, Any] = {}
     contents = Contents()
     for key, tensor in checkpoint.tensors.items() if plain else ():
         path = f"optimizer.state.{tensor.name}.{tensor.state}" if tensor.state else tensor.name
-        found = plain.get(_common(path))
-        if found is None or tensor.group != OPTIMIZER or tensor.numel != 1 or bare(key) in theirs:
+        name = plain.get(_common(path))
+        if name is None or tensor.group != OPTIMIZER or tensor.numel != 1 or bare(key) in other_names:
             continue
         number = _number(tensor, contents)
         if number is not None:
-            moved[key] = (found, number)
+            moved[key] = (name, number)
     if not moved:
         return checkpoint
     tensors = {key: tensor for key, tensor in checkpoint.tensors.items() if key not in moved}
@@ -305,7 +317,7 @@ def _common(path: str) -> str:
 
 def _number(tensor: StoredTensor, contents: Contents) -> int | float | None:
     try:
-        found = contents.sample(tensor, 1).reshape(-1)
+        elements = contents.sample(tensor, 1).reshape(-1)
     except DumpFormatError:
         return None
-    return found[0].item() if found.size == 1 and found.dtype.kind in "iuf" else None
+    return elements[0].item() if elements.size == 1 and elements.dtype.kind in "iuf" else None

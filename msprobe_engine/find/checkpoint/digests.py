@@ -75,13 +75,13 @@ class _Reducing(Job):
     def work(self, block: Block, rooms: Sequence[Room], reads: FileReads) -> None:
         """Read and reduce a block."""
         words, pieces = fill(self._boxes, block, self.tensor.dtype, rooms[0], reads)
-        first = int(np.ravel_multi_index(block.offsets, self.tensor.shape)) if block.offsets else 0
+        first_element = int(np.ravel_multi_index(block.offsets, self.tensor.shape)) if block.offsets else 0
         covered = sum(math.prod(piece.sizes) for piece in pieces)
         if self._code is None:
-            digest, squares, nan, inf = digest_array(words, first * words_per_element(words.itemsize)), None, 0, 0
+            digest, squares, nan, inf = digest_array(words, first_element * words_per_element(words.itemsize)), None, 0, 0
         else:
             row = rows.empty(1)
-            host_kernel.reduce(words.ctypes.data, words.size, self._code, row.ctypes.data, host_kernel.WANT_DIGEST, first)
+            host_kernel.reduce(words.ctypes.data, words.size, self._code, row.ctypes.data, host_kernel.WANT_DIGEST, first_element)
             numbers = rows.as_int64(row)[0]
             digest = int(numbers[rows.DIGEST]) & 0xFFFFFFFFFFFFFFFF
             squares, nan = float(row[0, rows.SUMSQ]), int(numbers[rows.NANS])
@@ -128,21 +128,21 @@ def digests_of(
     results: list[Digest | None] = [None] * len(named)
     order = sorted(range(len(named)), key=lambda i: _place(named[i][1]))
     nbytes = _Digesting(how, results, report_result).run(_Reducing(i, *named[i]) for i in order)
-    return [found for found in results if found is not None], nbytes
+    return [digest for digest in results if digest is not None], nbytes
 
 
 def _place(tensor: StoredTensor) -> tuple[str, int]:
     return (str(tensor.boxes[0].file), tensor.boxes[0].start) if tensor.boxes else ("", 0)
 
 
-def write_manifest(path: Path, checkpoint: Checkpoint, found: Sequence[Digest]) -> None:
+def write_manifest(path: Path, checkpoint: Checkpoint, digests: Sequence[Digest]) -> None:
     """Write the manifest of a checkpoint.
 
     Raises:
         SinkError: the file cannot be written.
     """
     tensors = {}
-    for key, digest in zip(checkpoint.tensors, found):
+    for key, digest in zip(checkpoint.tensors, digests):
         tensor = checkpoint.tensors[key]
         entry = {"name": tensor.name, "state": tensor.state, "group": tensor.group, "part": tensor.part, "padding": tensor.padding}
         numbers = {k: v for k, v in asdict(digest).items() if k not in ("name", "digest", "shape")}
@@ -182,9 +182,9 @@ def read_manifest(path: Path) -> tuple[Checkpoint, dict[str, Digest]]:
         )  # fmt: skip
         digests = {str(key): _entry(checkpoint, str(key), entry) for key, entry in data["tensors"].items()}
         if data["version"] == VERSION:
-            for word, there in (("tensors", len(digests)), ("values", len(checkpoint.values))):
-                if there != data["counts"][word]:
-                    checkpoint.problems.append(f"{path}: {there} {word} are in it, and {data['counts'][word]} were when it was written")
+            for word, count in (("tensors", len(digests)), ("values", len(checkpoint.values))):
+                if count != data["counts"][word]:
+                    checkpoint.problems.append(f"{path}: {count} {word} are in it, and {data['counts'][word]} were when it was written")
     except OSError as error:
         raise DumpFormatError(f"{path}: cannot be read: {error.strerror or error}") from error
     except DAMAGED as error:

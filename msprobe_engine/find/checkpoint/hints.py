@@ -66,9 +66,9 @@ class _Explaining:
         self._notes: list[str] = []
 
     def run(self) -> list[str]:
-        found = explain_renames(self._alignment.only_a, self._alignment.only_b, self._contents)
-        if found:
-            self._notes.append(found)
+        note = explain_renames(self._alignment.only_a, self._alignment.only_b, self._contents)
+        if note:
+            self._notes.append(note)
         if not self._differing:
             return self._notes
         if len(self._differing) > _MOST:
@@ -82,15 +82,15 @@ class _Explaining:
                     result.hint = self._alone(self._pairs[i], result)
                 except DumpFormatError:
                     continue
-        of_a = self._few_files([r.files_a for r in self._results], [p.a for p in self._pairs])
-        of_b = self._few_files([r.files_b for r in self._results], [p.b for p in self._pairs])
-        if of_a and of_a == of_b:
-            self._notes.append(Sentence("all differences lie in {0} of both sides: {1}", of_a[0], of_a[1]))
+        of_target = self._few_files([r.files_a for r in self._results], [p.a for p in self._pairs])
+        of_golden = self._few_files([r.files_b for r in self._results], [p.b for p in self._pairs])
+        if of_target and of_target == of_golden:
+            self._notes.append(Sentence("all differences lie in {0} of both sides: {1}", of_target[0], of_target[1]))
         else:
             self._notes += [
-                Sentence("all differences lie in {0} of {1}: {2}", found[0], side, found[1])
-                for side, found in ((RUN, of_a), (GOLDEN, of_b))
-                if found
+                Sentence("all differences lie in {0} of {1}: {2}", note[0], side, note[1])
+                for side, note in ((RUN, of_target), (GOLDEN, of_golden))
+                if note
             ]
         self._optimizer_alone()
         self._summarize_repeated_hints()
@@ -119,17 +119,19 @@ class _Explaining:
             return ""
         if result.numel == 1:
             numbers = [values.reshape(-1)[0].item() for values in map(self._contents.sample, (pair.a, pair.b)) if values.size == 1]
-            what = Sentence("optimizer steps") if result.state == "step" else Sentence("the numbers")
-            return Sentence("{0} {1} and {2}", what, f"{numbers[0]:.10g}", f"{numbers[1]:.10g}") if len(numbers) == 2 else ""
+            subject = Sentence("optimizer steps") if result.state == "step" else Sentence("the numbers")
+            return Sentence("{0} {1} and {2}", subject, f"{numbers[0]:.10g}", f"{numbers[1]:.10g}") if len(numbers) == 2 else ""
         if result.dtype_a != result.dtype_b:
             return ""
         block = Block(tuple(result.max_at), (1,) * len(result.max_at))
-        a, b = (int(self._contents.words(t, block).reshape(-1).view(f"u{item_size(t.dtype)}")[0]) for t in (pair.a, pair.b))
-        bits = [i for i in range(64) if (a ^ b) >> i & 1]
-        at = list(result.max_at)
+        target_bits, golden_bits = (
+            int(self._contents.words(t, block).reshape(-1).view(f"u{item_size(t.dtype)}")[0]) for t in (pair.a, pair.b)
+        )
+        bits = [i for i in range(64) if (target_bits ^ golden_bits) >> i & 1]
+        place = list(result.max_at)
         if len(bits) != 1:
-            return Sentence("one element differs, at {0}", at)
-        return Sentence("one flipped bit: bit {0}{1} of the element at {2}", bits[0], _describe_bit_field(result.dtype_a, bits[0]), at)
+            return Sentence("one element differs, at {0}", place)
+        return Sentence("one flipped bit: bit {0}{1} of the element at {2}", bits[0], _describe_bit_field(result.dtype_a, bits[0]), place)
 
     def _explain_scaling(self, pair: Pair, result: TensorResult) -> str:
         """One side is the other times a constant."""
@@ -139,8 +141,8 @@ class _Explaining:
         ratio = math.copysign(result.norm_b / result.norm_a, result.cos)
         if 1.0 - abs(result.cos) > max(1e-14, precision**2) or abs(ratio - 1.0) <= 4.0 * precision:
             return ""
-        a, b = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
-        if a.shape != b.shape or not np.allclose(b, ratio * a, rtol=2.0 * precision, atol=1e-30):
+        target, golden = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
+        if target.shape != golden.shape or not np.allclose(golden, ratio * target, rtol=2.0 * precision, atol=1e-30):
             return ""
         return (
             Sentence("the golden run is the run with the sign turned")
@@ -153,35 +155,35 @@ class _Explaining:
         n, l2, most = result.numel, result.l2, result.max_abs
         if not l2 or not most or n < 4 or result.changed != n or abs(most * math.sqrt(n) - l2) > 1e-2 * l2:
             return ""
-        a, b = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
-        if a.shape != b.shape or not a.size:
+        target, golden = (values.astype(np.float64) for values in (self._contents.sample(pair.a), self._contents.sample(pair.b)))
+        if target.shape != golden.shape or not target.size:
             return ""
-        by = float(np.median(b - a))
-        if not np.allclose(b - a, by, rtol=0.0, atol=_WIDE[plain_name(pair.b.dtype)].eps * max(1.0, abs(by))):
+        shift = float(np.median(golden - target))
+        if not np.allclose(golden - target, shift, rtol=0.0, atol=_WIDE[plain_name(pair.b.dtype)].eps * max(1.0, abs(shift))):
             return ""
-        why = Sentence(" (a norm that is stored as what is added to 1?)") if abs(abs(by) - 1.0) < 1e-3 and "norm" in result.name else ""
+        why = Sentence(" (a norm that is stored as what is added to 1?)") if abs(abs(shift) - 1.0) < 1e-3 and "norm" in result.name else ""
         return (
-            Sentence("the golden run is the run plus {0}{1}", f"{by:.6g}", why)
-            if by > 0
-            else Sentence("the golden run is the run minus {0}{1}", f"{-by:.6g}", why)
+            Sentence("the golden run is the run plus {0}{1}", f"{shift:.6g}", why)
+            if shift > 0
+            else Sentence("the golden run is the run minus {0}{1}", f"{-shift:.6g}", why)
         )
 
     def _rounded_before(self, pair: Pair) -> str:
         """One side went through a narrower element type and back."""
         if plain_name(pair.a.dtype) != "float32" or plain_name(pair.b.dtype) != "float32" or pair.a.shape != pair.b.shape:
             return ""
-        a, b = self._contents.sample(pair.a), self._contents.sample(pair.b)
-        if a.shape != b.shape or not a.size or np.array_equal(a, b):
+        target, golden = self._contents.sample(pair.a), self._contents.sample(pair.b)
+        if target.shape != golden.shape or not target.size or np.array_equal(target, golden):
             return ""
         for name, narrow in (("bfloat16", _to_bfloat16), ("float16", _to_float16)):
-            for side, wide, other in ((GOLDEN, a, b), (RUN, b, a)):
+            for side, wide, other in ((GOLDEN, target, golden), (RUN, golden, target)):
                 rounded = narrow(wide)
                 if np.array_equal(rounded, other) and not np.array_equal(rounded, wide):
                     return Sentence(
                         "{0} holds what the other side holds rounded to {1}, in float32 (seen in the first {2} elements)",
                         side,
                         name,
-                        a.size,
+                        target.size,
                     )
         return ""
 
@@ -211,40 +213,44 @@ class _Explaining:
         experts: Counter[tuple[str, int, int]] = Counter()
         layers: Counter[tuple[int, int]] = Counter()
         for i, j in moved.items():
-            mine, other = self._results[i].name, self._results[j].name
-            e, f = _number(_EXPERT, mine), _number(_EXPERT, other)
-            m, n = _number(_LAYER, mine), _number(_LAYER, other)
+            target_name, golden_name = self._results[i].name, self._results[j].name
+            e, f = _number(_EXPERT, target_name), _number(_EXPERT, golden_name)
+            m, n = _number(_LAYER, target_name), _number(_LAYER, golden_name)
             if e is not None and f is not None and e != f and m == n:
                 experts["" if m is None else f"layer {m}: ", e, f] += 1
             elif m is not None and n is not None and m != n:
                 layers[m, n] += 1
-        found = []
+        sentences = []
         for (where, e, f), count in experts.items():
             if experts.get((where, f, e)):
                 if e < f:
-                    found.append(Sentence("{0}experts {1} and {2} are exchanged ({3} tensors)", where, e, f, count + experts[where, f, e]))
+                    sentences.append(
+                        Sentence("{0}experts {1} and {2} are exchanged ({3} tensors)", where, e, f, count + experts[where, f, e])
+                    )
             else:
-                found.append(Sentence("{0}expert {1} of the run is expert {2} of the golden run ({3} tensors)", where, e, f, count))
-        if len(found) > _SENTENCES:
-            left = len(found) - _SENTENCES
-            found[_SENTENCES:] = [Sentence("{0} more experts lie elsewhere ({1} tensors of experts in all)", left, sum(experts.values()))]
-        self._notes += found
+                sentences.append(Sentence("{0}expert {1} of the run is expert {2} of the golden run ({3} tensors)", where, e, f, count))
+        if len(sentences) > _SENTENCES:
+            remaining = len(sentences) - _SENTENCES
+            sentences[_SENTENCES:] = [
+                Sentence("{0} more experts lie elsewhere ({1} tensors of experts in all)", remaining, sum(experts.values()))
+            ]
+        self._notes += sentences
         for m, n in [pair for pair in layers if pair[0] < pair[1] and layers.get((pair[1], pair[0]))]:
             self._notes.append(Sentence("layers {0} and {1} are exchanged ({2} tensors)", m, n, layers.pop((m, n)) + layers.pop((n, m))))
         self._notes += _moved_layers(layers)
 
-    def _same(self, a: StoredTensor, b: StoredTensor) -> bool:
+    def _same(self, target: StoredTensor, golden: StoredTensor) -> bool:
         try:
-            return self._contents.same(a, b)
+            return self._contents.same(target, golden)
         except DumpFormatError:
             return False
 
     def _few_files(self, files: Sequence[dict[str, int]], tensors: Sequence[StoredTensor]) -> tuple[str, str] | None:
         """The few files that all differences of a side lie in, in words; None where they lie in most, or where a side has but one."""
         changed = [files[i] for i in self._differing if self._results[i].status == DIFFERENT and self._results[i].changed]
-        where = {file for found in changed for file in found}
+        where = {file for counts in changed for file in counts}
         every = {str(box.file) for tensor in tensors for box in tensor.boxes}
-        if not where or len(where) > min(_FILES, len(every) // 2) or any(not found for found in changed):
+        if not where or len(where) > min(_FILES, len(every) // 2) or any(not counts for counts in changed):
             return None
         if len(changed) == 1 and not any(len({box.file for box in tensors[i].boxes}) > 1 for i in self._differing):
             return None  # one tensor, in one file: that is said of it anyway
@@ -261,8 +267,8 @@ class _Explaining:
         rest = Sentence("{0} others there are equal", same) if same else every_one
         above = Path(os.path.commonpath(every))
         names = ", ".join(sorted(str(Path(file).relative_to(above)) for file in where))
-        one = Sentence("one file") if len(where) == 1 else Sentence("{0} of {1} files", len(where), len(every))
-        return one, Sentence("{0} ({1} tensors; {2})", names, len(changed), rest)
+        files_in_words = Sentence("one file") if len(where) == 1 else Sentence("{0} of {1} files", len(where), len(every))
+        return files_in_words, Sentence("{0} ({1} tensors; {2})", names, len(changed), rest)
 
     def _optimizer_alone(self) -> None:
         different = [self._results[i] for i in self._differing]
@@ -286,7 +292,7 @@ class _Explaining:
 
 def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
     """Layers of A that are others of B: neighbours that moved by the same in one sentence."""
-    found: list[str] = []
+    sentences: list[str] = []
     runs: list[list[int]] = []  # first layer of A, last, how far it moved, tensors
     for m, n in sorted(layers):
         count = layers[m, n]
@@ -296,9 +302,9 @@ def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
             runs.append([m, m, n - m, count])
     for first, last, by, count in runs:
         if first == last:
-            found.append(Sentence("layer {0} of the run is layer {1} of the golden run ({2} tensors)", first, first + by, count))
+            sentences.append(Sentence("layer {0} of the run is layer {1} of the golden run ({2} tensors)", first, first + by, count))
         else:
-            found.append(
+            sentences.append(
                 Sentence(
                     "layers {0} to {1} of the run are layers {2} to {3} of the golden run ({4} tensors)",
                     first,
@@ -308,12 +314,12 @@ def _moved_layers(layers: Counter[tuple[int, int]]) -> list[str]:
                     count,
                 )
             )
-    return found
+    return sentences
 
 
 def _by_numbers(result: TensorResult) -> str:
     """What the sums of the comparison alone say."""
-    a, b = result.norm_a, result.norm_b
+    target_norm, golden_norm = result.norm_a, result.norm_b
     if result.nan_a != result.nan_b or result.inf_a != result.inf_b:
         return Sentence(
             "NaN in {0} elements of the run and {1} of the golden run, Inf in {2} and {3}",
@@ -322,10 +328,10 @@ def _by_numbers(result: TensorResult) -> str:
             result.inf_a,
             result.inf_b,
         )
-    if a is None or b is None:
+    if target_norm is None or golden_norm is None:
         return ""
-    if (a == 0.0) != (b == 0.0):
-        return Sentence("{0} is all zeros", RUN if a == 0.0 else GOLDEN)
+    if (target_norm == 0.0) != (golden_norm == 0.0):
+        return Sentence("{0} is all zeros", RUN if target_norm == 0.0 else GOLDEN)
     return ""
 
 

@@ -21,22 +21,25 @@ def explain_renames(only_a: Sequence[StoredTensor], only_b: Sequence[StoredTenso
 
     States of optimizers follow their parameters and are not looked at. Contents that several tensors have (zeros, ones) say nothing.
     """
-    found: Counter[tuple[str, str]] = Counter()
-    tensors_b = _unique(only_b, contents)
-    for key, a in _unique(only_a, contents).items():
-        b = tensors_b.get(key)
+    renames: Counter[tuple[str, str]] = Counter()
+    golden_tensors = _unique(only_b, contents)
+    for key, target in _unique(only_a, contents).items():
+        golden = golden_tensors.get(key)
         try:
-            if b is not None and contents.same(a, b):
-                found[_rule(a.name, b.name)] += 1
+            if golden is not None and contents.same(target, golden):
+                renames[_rule(target.name, golden.name)] += 1
         except DumpFormatError:
             continue
-    if not found:
+    if not renames:
         return ""
-    rules = [f'{{a: "{a}", b: "{b}"}}' + (f" ({count} tensors)" if count > 1 else "") for (a, b), count in found.most_common(_MOST_RULES)]
-    more = Sentence(" and {0} more", len(found) - _MOST_RULES) if len(found) > _MOST_RULES else ""
+    rules = [
+        f'{{a: "{target}", b: "{golden}"}}' + (f" ({count} tensors)" if count > 1 else "")
+        for (target, golden), count in renames.most_common(_MOST_RULES)
+    ]
+    more = Sentence(" and {0} more", len(renames) - _MOST_RULES) if len(renames) > _MOST_RULES else ""
     return Sentence(
         "{0} tensors only in the run are tensors only in the golden run under other names; rules for --map: {1}{2}",
-        sum(found.values()),
+        sum(renames.values()),
         ", ".join(rules),
         more,
     )
@@ -44,23 +47,23 @@ def explain_renames(only_a: Sequence[StoredTensor], only_b: Sequence[StoredTenso
 
 def _unique(tensors: Iterable[StoredTensor], contents: Contents) -> dict[tuple[tuple[int, ...], str, bytes], StoredTensor]:
     """Weights by shape, dtype and the beginning of what they hold; those that begin like another are left out."""
-    found: defaultdict[tuple[tuple[int, ...], str, bytes], list[StoredTensor]] = defaultdict(list)
+    tensors_by_content: defaultdict[tuple[tuple[int, ...], str, bytes], list[StoredTensor]] = defaultdict(list)
     for _, tensor in zip(range(_MOST_TENSORS), (t for t in tensors if not t.state and not t.part)):
         try:
             begin = contents.digest_beginning(tensor)
         except DumpFormatError:
             continue
         if begin:
-            found[tensor.shape, tensor.dtype, begin].append(tensor)
-    return {key: same[0] for key, same in found.items() if len(same) == 1}
+            tensors_by_content[tensor.shape, tensor.dtype, begin].append(tensor)
+    return {key: same[0] for key, same in tensors_by_content.items() if len(same) == 1}
 
 
-def _rule(a: str, b: str) -> tuple[str, str]:
+def _rule(target_name: str, golden_name: str) -> tuple[str, str]:
     """Both names with the same numbers in them as places ``{n}``, ``{m}``, ...; as they are where the numbers are others."""
-    numbers = _NUMBER.findall(a)
-    if not numbers or numbers != _NUMBER.findall(b) or len(numbers) > 3:
-        return a, b
-    return _with_places(a), _with_places(b)
+    numbers = _NUMBER.findall(target_name)
+    if not numbers or numbers != _NUMBER.findall(golden_name) or len(numbers) > 3:
+        return target_name, golden_name
+    return _with_places(target_name), _with_places(golden_name)
 
 
 def _with_places(name: str) -> str:

@@ -176,10 +176,10 @@ class Result:
             if self._open and not unread:
                 template = "cannot tell: {0} could not be compared; no difference in the rest"
                 return Sentence(template, format_count(self._open, "tensor")) + self._beside()
-            what = Sentence("a checkpoint is damaged")
+            reason = Sentence("a checkpoint is damaged")
             if unread:
-                what = Sentence("{0} of {1} could not be compared whole", format_count(unread, "tensor"), n)
-            return Sentence("cannot tell: {0}; no difference in the rest", what) + self._beside()
+                reason = Sentence("{0} of {1} could not be compared whole", format_count(unread, "tensor"), n)
+            return Sentence("cannot tell: {0}; no difference in the rest", reason) + self._beside()
         parts: list[Sentence] = []
         if self.values_that_matter:  # a learning rate says why elements differ; the elements do not say more
             first, *more = sorted(self.values_that_matter, key=lambda value: value.group == RANDOM)
@@ -195,8 +195,8 @@ class Result:
             if more_broken:
                 parts.append(Sentence("{0} more with NaN or Inf", format_count(len(more_broken), "tensor")))
         if self.different:
-            told = len(self.different), format_count(n, "tensor"), self._beyond_weights()
-            parts.append(Sentence("{0} of {1} differs{2}", *told) if n == 1 else Sentence("{0} of {1} differ{2}", *told))
+            counts = len(self.different), format_count(n, "tensor"), self._beyond_weights()
+            parts.append(Sentence("{0} of {1} differs{2}", *counts) if n == 1 else Sentence("{0} of {1} differ{2}", *counts))
         for side, names in ((RUN, self.only_in_a), (GOLDEN, self.only_in_b)):
             if names:
                 parts.append(Sentence("{0} only in {1}", format_count(len(names), "tensor"), side))
@@ -231,8 +231,8 @@ class Result:
         return join_sentences(", ", grounds)
 
     def _beside(self) -> str:
-        left = sum(len(part.names) for part in self.not_compared)
-        return Sentence("; not compared: {0}", format_count(left, "tensor")) if left else ""
+        not_compared = sum(len(part.names) for part in self.not_compared)
+        return Sentence("; not compared: {0}", format_count(not_compared, "tensor")) if not_compared else ""
 
     def summary(self) -> list[dict[str, Any]]:
         """A row per layer, kind and state: pairs, how many differ, the largest relative norm and the name it is of."""

@@ -32,14 +32,14 @@ Stamp = tuple[int, int, int, int]
 
 def stamps(files: Iterable[Path]) -> dict[str, Stamp]:
     """`Stamp` by path; a size of -1 of a file that is not there."""
-    found = {}
+    stamp_of_file = {}
     for path in sorted(set(files)):
         try:
             state = os.stat(path)
-            found[str(path)] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
+            stamp_of_file[str(path)] = (state.st_size, state.st_mtime_ns, state.st_ctime_ns, state.st_ino)
         except OSError:
-            found[str(path)] = (-1, 0, 0, 0)
-    return found
+            stamp_of_file[str(path)] = (-1, 0, 0, 0)
+    return stamp_of_file
 
 
 def fingerprint(files: Mapping[str, Stamp], pairs: Sequence[Pair], options: Mapping[str, Any]) -> str:

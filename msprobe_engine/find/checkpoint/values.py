@@ -91,37 +91,37 @@ class ValuesCompared:
     """Side (`RUN`, `GOLDEN`) -> values at the top that only the other one has, of two checkpoints of one format."""
 
 
-def compare_values(a: Checkpoint, b: Checkpoint) -> ValuesCompared:
+def compare_values(target: Checkpoint, golden: Checkpoint) -> ValuesCompared:
     """Compare the values that both checkpoints have. Of what one of them lacks only settings are named; the rest is counted.
 
     Where one framework's checkpoint was made of another's, each counts its steps on its own: that they differ is said and does not matter.
     """
     out = ValuesCompared()
-    converted = a.format.split(" ", 1)[0] != b.format.split(" ", 1)[0]
-    rest_a, rest_b = dict(a.values), dict(b.values)
+    converted = target.format.split(" ", 1)[0] != golden.format.split(" ", 1)[0]
+    target_rest, golden_rest = dict(target.values), dict(golden.values)
     for name, keys in _PROGRESS.items():
-        key_a, key_b = _first(keys, rest_a), _first(keys, rest_b)
-        if key_a and key_b:
-            label = key_a if key_a == key_b else f"{name} ({key_a}; {key_b})"
-            counts = (rest_a.pop(key_a), rest_b.pop(key_b))
+        target_key, golden_key = _first(keys, target_rest), _first(keys, golden_rest)
+        if target_key and golden_key:
+            label = target_key if target_key == golden_key else f"{name} ({target_key}; {golden_key})"
+            counts = (target_rest.pop(target_key), golden_rest.pop(golden_key))
             if converted and not _same(*counts):
                 out.different.append(
                     ValueDifference(label, *counts, value_group(label), False, Sentence("each framework counts on its own"))
                 )
             else:
                 _one(out, label, *counts, Sentence("the training was at another point"))
-    if other_places(a, b):
-        for rest in (rest_a, rest_b):
+    if other_places(target, golden):
+        for rest in (target_rest, golden_rest):
             for key in [key for key in rest if value_group(key) == RANDOM]:
                 del rest[key]
         out.notes.append(Sentence("random states were not compared: the checkpoints are of other ranks"))
-    for key in [key for key in rest_a if key in rest_b]:
-        _one(out, key, rest_a.pop(key), rest_b.pop(key))
-    _by_meaning(out, rest_a, rest_b)
-    alike = len({side.format.removeprefix("digests of ") for side in (a, b)}) == 1
-    _one_sided(out, rest_a, rest_b, alike)
+    for key in [key for key in target_rest if key in golden_rest]:
+        _one(out, key, target_rest.pop(key), golden_rest.pop(key))
+    _by_meaning(out, target_rest, golden_rest)
+    alike = len({side.format.removeprefix("digests of ") for side in (target, golden)}) == 1
+    _one_sided(out, target_rest, golden_rest, alike)
     if alike:
-        pairs = ((RUN, rest_b), (GOLDEN, rest_a))
+        pairs = ((RUN, golden_rest), (GOLDEN, target_rest))
         out.lacking = {side: sorted(key for key, value in rest.items() if _is_comparable(key, value)) for side, rest in pairs}
     out.different.sort(key=lambda d: not d.matters)
     return out
@@ -137,35 +137,35 @@ def _first(keys: tuple[str, ...], values: Mapping[str, Any]) -> str:
     return next((key for key in keys if isinstance(values.get(key), int | float)), "")
 
 
-def _one(out: ValuesCompared, name: str, a: Any, b: Any, why: str = "") -> None:
-    if _same(a, b):
+def _one(out: ValuesCompared, name: str, target: Any, golden: Any, why: str = "") -> None:
+    if _same(target, golden):
         out.equal += 1
         return
-    matters, reason = (True, why) if why else _weight(name, a, b)
-    out.different.append(ValueDifference(name, _short(a), _short(b), value_group(name), matters, reason))
+    matters, reason = (True, why) if why else _weight(name, target, golden)
+    out.different.append(ValueDifference(name, _short(target), _short(golden), value_group(name), matters, reason))
 
 
-def _same(a: Any, b: Any) -> bool:
-    if isinstance(a, float) and isinstance(b, float) and math.isnan(a) and math.isnan(b):
+def _same(target: Any, golden: Any) -> bool:
+    if isinstance(target, float) and isinstance(golden, float) and math.isnan(target) and math.isnan(golden):
         return True
-    if isinstance(a, list | tuple) and isinstance(b, list | tuple):
-        return len(a) == len(b) and all(_same(x, y) for x, y in zip(a, b))
-    if isinstance(a, Mapping) and isinstance(b, Mapping):
-        return a.keys() == b.keys() and all(_same(a[key], b[key]) for key in a)
-    return bool(a == b)
+    if isinstance(target, list | tuple) and isinstance(golden, list | tuple):
+        return len(target) == len(golden) and all(_same(target_item, golden_item) for target_item, golden_item in zip(target, golden))
+    if isinstance(target, Mapping) and isinstance(golden, Mapping):
+        return target.keys() == golden.keys() and all(_same(target[key], golden[key]) for key in target)
+    return bool(target == golden)
 
 
-def _weight(name: str, a: Any, b: Any) -> tuple[bool, str]:
+def _weight(name: str, target: Any, golden: Any) -> tuple[bool, str]:
     """Whether a difference matters, and why (not)."""
     first = name.split(".", 1)[0]
     if first in _SETTINGS:
-        return _classify_setting(name, a, b)
+        return _classify_setting(name, target, golden)
     if value_group(name) == RANDOM:
         return True, Sentence("the next random numbers are others")
     for pattern, reason in _EXPECTED:
         if pattern.search(name):
             return False, reason
-    if _paths(a, b):
+    if _paths(target, golden):
         return False, Sentence("it says where files lie")
     group = _GROUP_SETTING.search(name)
     if group is not None:
@@ -174,7 +174,7 @@ def _weight(name: str, a: Any, b: Any) -> tuple[bool, str]:
     return True, _GOES_ON if value_group(name) == OPTIMIZER else Sentence("the training goes on with it")
 
 
-def _classify_setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
+def _classify_setting(name: str, target: Any, golden: Any) -> tuple[bool, str]:
     """As config check has it: what changes the numbers of a training matters."""
     for pattern, reason in _EXPECTED:
         if pattern.search(name):
@@ -182,70 +182,78 @@ def _classify_setting(name: str, a: Any, b: Any) -> tuple[bool, str]:
     terms = known_terms()
     alias = terms.of(name, "megatron" if name.startswith("args.") else "")
     if alias is not None:
-        return alias.term.severity == CHANGES and not _paths(a, b), alias.term.why
+        return alias.term.severity == CHANGES and not _paths(target, golden), alias.term.why
     row = terms.pattern(name)
-    return False, Sentence("it says where files lie") if _paths(a, b) else row.why
+    return False, Sentence("it says where files lie") if _paths(target, golden) else row.why
 
 
-def _paths(a: Any, b: Any) -> bool:
+def _paths(target: Any, golden: Any) -> bool:
     """Both are texts that look like paths of a file system."""
-    return all(isinstance(value, str) and value.startswith(("/", "./", "../", "~")) for value in (a, b))
+    return all(isinstance(value, str) and value.startswith(("/", "./", "../", "~")) for value in (target, golden))
 
 
-def _by_meaning(out: ValuesCompared, rest_a: dict[str, Any], rest_b: dict[str, Any]) -> None:
+def _by_meaning(out: ValuesCompared, target_rest: dict[str, Any], golden_rest: dict[str, Any]) -> None:
     """Settings of the model that two frameworks call differently and that the weights do not show: heads, bases of rotary positions.
 
     They do not decide whether the checkpoints are equal: converters often leave default arguments beside the weights.
     """
-    terms_a, terms_b = _model_terms(rest_a), _model_terms(rest_b)
-    for name in [name for name in terms_a if name in terms_b]:
-        (key_a, a), (key_b, b) = terms_a[name], terms_b[name]
-        if key_a.split(".", 1)[0] == key_b.split(".", 1)[0]:
+    target_terms, golden_terms = _model_terms(target_rest), _model_terms(golden_rest)
+    for name in [name for name in target_terms if name in golden_terms]:
+        (target_key, target_value), (golden_key, golden_value) = target_terms[name], golden_terms[name]
+        if target_key.split(".", 1)[0] == golden_key.split(".", 1)[0]:
             continue  # of one framework, which has one name for it
-        for rest, key in ((rest_a, key_a), (rest_b, key_b)):
+        for rest, key in ((target_rest, target_key), (golden_rest, golden_key)):
             rest.pop(key)
-        if _same(a, b):
+        if _same(target_value, golden_value):
             out.equal += 1
             continue
-        label = f"{name} ({key_a}; {key_b})"
+        label = f"{name} ({target_key}; {golden_key})"
         out.different.append(
-            ValueDifference(label, _short(a), _short(b), value_group(key_a), False, Sentence("the weights do not show it"))
+            ValueDifference(
+                label, _short(target_value), _short(golden_value), value_group(target_key), False, Sentence("the weights do not show it")
+            )
         )
-        out.notes.append(Sentence("{0}: {1} and {2}; with it even equal weights compute something else", label, _short(a), _short(b)))
+        out.notes.append(
+            Sentence(
+                "{0}: {1} and {2}; with it even equal weights compute something else", label, _short(target_value), _short(golden_value)
+            )
+        )
 
 
 def _model_terms(values: Mapping[str, Any]) -> dict[str, tuple[str, Any]]:
     """Common name -> path and value, of the settings of a model."""
-    found: dict[str, tuple[str, Any]] = {}
+    terms: dict[str, tuple[str, Any]] = {}
     for key, value in values.items():
         framework = _FRAMEWORKS.get(key.split(".", 1)[0])
         if framework is None or isinstance(value, bool) or not isinstance(value, int | float):
             continue
         alias = known_terms().of(key, framework)
         if alias is not None and alias.framework == framework and alias.term.name in _OF_MODEL and not alias.form:
-            found.setdefault(alias.term.name, (key, value))
-    return found
+            terms.setdefault(alias.term.name, (key, value))
+    return terms
 
 
-def _one_sided(out: ValuesCompared, rest_a: Mapping[str, Any], rest_b: Mapping[str, Any], alike: bool) -> None:
+def _one_sided(out: ValuesCompared, target_rest: Mapping[str, Any], golden_rest: Mapping[str, Any], alike: bool) -> None:
     """Values that one side lacks: settings of a section that both have, and, of one format, what stands at the top (a step) are listed."""
-    sections_a, sections_b = ({key.split(".", 1)[0] for key in rest} for rest in (rest_a, rest_b))
-    both = sections_a & sections_b
-    for side, rest in ((RUN, rest_a), (GOLDEN, rest_b)):
+    target_sections, golden_sections = ({key.split(".", 1)[0] for key in rest} for rest in (target_rest, golden_rest))
+    sections_of_both = target_sections & golden_sections
+    for side, rest in ((RUN, target_rest), (GOLDEN, golden_rest)):
         alone: Counter[str] = Counter()
         for key, value in rest.items():
             section = key.split(".", 1)[0]
             at_top = alike and section == key and isinstance(value, bool | int | float | str)
-            setting = section in both and section in _SETTINGS
+            setting = section in sections_of_both and section in _SETTINGS
             if at_top or setting:
-                first, second = (_short(value), None) if side == RUN else (None, _short(value))
-                out.different.append(ValueDifference(key, first, second, value_group(key), False, Sentence("only {0} has it", side)))
+                target_value, golden_value = (_short(value), None) if side == RUN else (None, _short(value))
+                out.different.append(
+                    ValueDifference(key, target_value, golden_value, value_group(key), False, Sentence("only {0} has it", side))
+                )
             if not setting:
                 alone[section] += 1
         if alone:
-            found = ", ".join(f"{section} ({count})" if count > 1 else section for section, count in sorted(alone.items())[:20])
+            counted = ", ".join(f"{section} ({count})" if count > 1 else section for section, count in sorted(alone.items())[:20])
             more = f" and {len(alone) - 20} more" if len(alone) > 20 else ""
-            out.notes.append(Sentence("values that only {0} has were not compared: {1}{2}", side, found, more))
+            out.notes.append(Sentence("values that only {0} has were not compared: {1}{2}", side, counted, more))
 
 
 def _short(value: Any) -> Any:

@@ -71,16 +71,16 @@ class Links:
         scanned: dict[int, int] = {}
         queue: list[tuple[float, int]] = [(position, rank)]
         while queue:
-            at, here = heapq.heappop(queue)
-            if at > reached[here]:
+            index_here, rank_here = heapq.heappop(queue)
+            if index_here > reached[rank_here]:
                 continue
-            events = self._out.get(here, [])
-            start = bisect.bisect_left(events, at, key=lambda item: item[0])
-            end = scanned.get(here, len(events))
-            scanned[here] = min(start, end)
+            events = self._out.get(rank_here, [])
+            start = bisect.bisect_left(events, index_here, key=lambda item: item[0])
+            end = scanned.get(rank_here, len(events))
+            scanned[rank_here] = min(start, end)
             for index, link in events[start:end]:
                 for other, place in link.sinks:
-                    if (other != here or place > index) and place < reached.get(other, math.inf):
+                    if (other != rank_here or place > index) and place < reached.get(other, math.inf):
                         reached[other] = place
                         heapq.heappush(queue, (place, other))
         return reached
@@ -113,9 +113,9 @@ Record = tuple[int, str, Mapping[str, Any]]
 def match_traces(traces: Mapping[int, Trace]) -> Links:
     """`match`, of traces. Buffers of a broadcast or scatter on ranks other than the root are taken out of the calls' inputs: they are
     overwritten."""
-    found = match({rank: [(call.index, call.name, trace.raw(call)) for call in _collectives(trace)] for rank, trace in traces.items()})
+    links = match({rank: [(call.index, call.name, trace.raw(call)) for call in _collectives(trace)] for rank, trace in traces.items()})
     overwritten: dict[int, list[int]] = {}
-    for rank, index in found.overwritten:
+    for rank, index in links.overwritten:
         overwritten.setdefault(rank, []).append(index)
     # Calls that several ranks share, by their id, and what is overwritten -> the calls, which keep the id, and those without these inputs.
     known: dict[tuple[int, ...], tuple[list[Call], list[Call]]] = {}
@@ -127,7 +127,7 @@ def match_traces(traces: Mapping[int, Trace]) -> Links:
             for index in places:
                 known[key][1][index] = replace(calls[index], ins=(), in_flags=0)
         traces[rank].calls = known[key][1]
-    return found
+    return links
 
 
 def _collectives(trace: Trace) -> Iterator[Call]:
@@ -143,8 +143,8 @@ def match(ranks: Mapping[int, Iterable[Record]]) -> Links:
     receives: dict[tuple[int, int], list[_Event]] = {}
     for rank, calls in ranks.items():
         for call in calls:
-            for told in told_by(known, *call[1:]):
-                event = _Event(rank, call[0], *told)
+            for call_of_group in told_by(known, *call[1:]):
+                event = _Event(rank, call[0], *call_of_group)
                 if event.op in FROM_ROOT and event.root not in (None, rank):
                     overwritten.add((rank, event.index))
                 if event.op in SENDS:
@@ -256,17 +256,17 @@ def in_time(links: Sequence[Link]) -> Iterator[Link]:
     def let_go(rank: int) -> None:
         """Sources of a rank before which nothing comes in any more wait no longer."""
         events, going = incoming.get(rank, []), outgoing.get(rank, [])
-        at = come.get(rank, 0)
-        while at < len(events) and done[events[at][1]]:
-            at += 1
-        come[rank] = at
-        open_until, at = events[at][0] if at < len(events) else math.inf, gone.get(rank, 0)
-        while at < len(going) and going[at][0] <= open_until:
-            waiting[going[at][1]] -= 1
-            if not waiting[going[at][1]] and not done[going[at][1]]:
-                ready.append(going[at][1])
-            at += 1
-        gone[rank] = at
+        place = come.get(rank, 0)
+        while place < len(events) and done[events[place][1]]:
+            place += 1
+        come[rank] = place
+        open_until, place = events[place][0] if place < len(events) else math.inf, gone.get(rank, 0)
+        while place < len(going) and going[place][0] <= open_until:
+            waiting[going[place][1]] -= 1
+            if not waiting[going[place][1]] and not done[going[place][1]]:
+                ready.append(going[place][1])
+            place += 1
+        gone[rank] = place
 
     for rank in outgoing:
         let_go(rank)

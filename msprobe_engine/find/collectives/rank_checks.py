@@ -116,7 +116,7 @@ class RankChecks:
 
     def _part(self, odd: list[replicas.Odd]) -> None:
         self.finding = findings.DESYNC
-        self.suspects = [_of_odd(one) for one in odd]
+        self.suspects = [_of_odd(copy) for copy in odd]
 
 
 def _of_odd(odd: replicas.Odd) -> Suspect:
@@ -124,10 +124,10 @@ def _of_odd(odd: replicas.Odd) -> Suspect:
     return Suspect(record, module_path(record), odd.rank, odd.step, kind="desync", why=odd.why, tensor=odd.name, numbers=odd.numbers)
 
 
-def parted_by_random_numbers(step: int, sides: Mapping[int, DumpTable], found: Links) -> list[Suspect]:
+def parted_by_random_numbers(step: int, sides: Mapping[int, DumpTable], links: Links) -> list[Suspect]:
     """The first call of each group of ranks that parts such copies, in the forward pass."""
     sums: dict[tuple[int, ...], set[str]] = {}
-    for link in found.links:
+    for link in links.links:
         ranks = tuple(sorted(rank for rank, _ in link.members))
         names = {sides[rank].ops[op] for rank, op in link.members if rank in sides}
         if normal_op(link.op) == "allreduce" and not link.missing and len(ranks) > 1 and sides.keys() >= set(ranks) and len(names) == 1:
@@ -211,15 +211,15 @@ class Checked:
 
 def check(sides: Mapping[int, DumpTable]) -> Checked:
     """Check all collectives of a step."""
-    found = Checked(links=cross_rank.match_links(sides))
-    for link in sorted(found.links.links, key=lambda link: min((op for _, op in link.members), default=0)):
+    checked = Checked(links=cross_rank.match_links(sides))
+    for link in sorted(checked.links.links, key=lambda link: min((op for _, op in link.members), default=0)):
         if link.missing or len(link.members) < 2 or any(rank not in sides for rank, _ in link.members):
             continue
         wrong = _check(link, sides)
         if wrong is not None:
-            found.count += 1
-            found.wrong += wrong
-    return found
+            checked.count += 1
+            checked.wrong += wrong
+    return checked
 
 
 def _check(link: Link, sides: Mapping[int, DumpTable]) -> list[Wrong] | None:

@@ -52,24 +52,24 @@ def parameters(sides: Mapping[int, DumpTable]) -> dict[str, dict[int, Row]]:
 
 
 def _parameters_of(side: DumpTable) -> list[tuple[str, Row]]:
-    found: list[tuple[str, Row]] = []
+    parameters: list[tuple[str, Row]] = []
     for row in _parameter_rows(side):
         digest, four = side.extra.get(row, {}).get("digest"), side.stats_of(row)
         if not all(map(is_number, four)):
             if not (digest or side.md5[row]):
                 continue  # nothing that could be held against a copy; `load_rank` says it
             four = (None,) * 4
-        found.append((side.name[row], (str(side.shape[row]), *four, side.md5[row], digest)))
-    return found
+        parameters.append((side.name[row], (str(side.shape[row]), *four, side.md5[row], digest)))
+    return parameters
 
 
 def _parameter_rows(side: DumpTable) -> list[int]:
     """Rows of parameters, each of the first forward call of its module."""
-    first: dict[str, int] = {}
+    first_rows: dict[str, int] = {}
     for row, role in enumerate(side.role):
         if role == PARAMETERS:
-            first.setdefault(_CALL.sub(".", side.name[row]), row)
-    return list(first.values())
+            first_rows.setdefault(_CALL.sub(".", side.name[row]), row)
+    return list(first_rows.values())
 
 
 def summing_groups(sides: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
@@ -86,7 +86,7 @@ def summing_groups(sides: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
             if not isinstance(ranks, list):
                 continue
             if id(ranks) not in groups:
-                groups[id(ranks)] = ranks, tuple(ranks) if all(isinstance(one, int) for one in ranks) else None
+                groups[id(ranks)] = ranks, tuple(ranks) if all(isinstance(member, int) for member in ranks) else None
             group = groups[id(ranks)][1]
             if group is not None:
                 counts = summed.setdefault(group, {})
@@ -101,13 +101,13 @@ def summing_groups(sides: Mapping[int, DumpTable]) -> list[tuple[int, ...]]:
 
 def _flat_sums(side: DumpTable) -> dict[int, int]:
     """All-reduces -> elements of the flat buffers that go in."""
-    found: dict[int, int] = {}
+    elements: dict[int, int] = {}
     for op in side.collectives:
         if normal_op("".join(side.ops[op].split(".")[1:2])) == "allreduce":
             rows = (row for row in side.rows(op) if side.role[row] == INPUT)
             shapes = (side.shape[row] for row in rows if isinstance(side.shape[row], list) and len(side.shape[row]) == 1)
-            found[op] = sum(map(distances.elements, shapes))
-    return found
+            elements[op] = sum(map(distances.elements, shapes))
+    return elements
 
 
 def _count_trained_elements(side: DumpTable) -> int:
@@ -131,7 +131,7 @@ def of_same_shape(table: Mapping[str, Mapping[int, Row]], group: Collection[int]
     return {name: rows for name, rows in out.items() if len({row[0] for row in rows.values()}) == 1}
 
 
-def say_not_compared(found: Diagnosis, parted: int | None, checked: int | None = None) -> None:
+def say_not_compared(diagnosis: Diagnosis, parted: int | None, checked: int | None = None) -> None:
     """Nothing recorded says which ranks hold copies.
 
     Args:
@@ -142,10 +142,10 @@ def say_not_compared(found: Diagnosis, parted: int | None, checked: int | None =
     if checked is not None:
         template = "monitor.replica_check looked at the copies that the training knew of every {0} steps and raised no alert."
         said = Sentence(template, checked)
-    found.evidence.append(said)
+    diagnosis.evidence.append(said)
     if parted is not None:
         template = "parameters that were the same on all ranks differ from step {0} on; where ranks are replicas, they have parted"
-        found.problems.append(Sentence(template, parted))
+        diagnosis.problems.append(Sentence(template, parted))
 
 
 def of_the_whole(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[int, Row]]) -> dict[str, dict[int, Row]]:
@@ -168,13 +168,13 @@ def of_moved_copies(
     Args:
         began, other: of the other run, in its first step and in this one.
     """
-    found: dict[str, dict[int, Row]] = {}
+    moved: dict[str, dict[int, Row]] = {}
     for name, rows in table.items():
         then, now = set(began.get(name, {}).values()), set(other.get(name, {}).values())
         one_shape = len({row[0] for row in (*rows.values(), *now)}) == 1
         if one_shape and len(then) == len(now) == 1 and then != now and rows.keys() == other[name].keys():
-            found[name] = dict(rows)
-    return found
+            moved[name] = dict(rows)
+    return moved
 
 
 def of_tied(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[int, Row]]) -> dict[str, dict[int, Row]]:
@@ -185,12 +185,12 @@ def of_tied(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[
             if "," in row[0]:
                 names.setdefault(row, []).append(_of_parameter(name))
     held = {_of_parameter(name): (name, rows) for name, rows in table.items()}
-    found: dict[str, dict[int, Row]] = {}
+    tied_rows: dict[str, dict[int, Row]] = {}
     for row, tied in names.items():
         places = [held[name] for name in tied if name in held]
         if len(tied) > 1 and len(places) == len(tied):
-            found[places[0][0]] = {rank: one for _, rows in reversed(places) for rank, one in rows.items() if one[0] == row[0]}
-    return found
+            tied_rows[places[0][0]] = {rank: copy for _, rows in reversed(places) for rank, copy in rows.items() if copy[0] == row[0]}
+    return tied_rows
 
 
 def _of_parameter(name: str) -> str:
@@ -221,15 +221,15 @@ def odd_ones(step: int, table: Mapping[str, Mapping[int, Row]], began_alike: Cal
         equal[name] = is_equal(rows.values())
         kinds.setdefault(_NUMBER.sub("*", name), []).append(equal[name])
     same, all_of = sum(equal.values()), len(equal)
-    found = []
+    odd = []
     for name, same_everywhere in equal.items():
         if same_everywhere:
             continue
         kind = kinds[_NUMBER.sub("*", name)]
         alone = len(kind) == 1 and same == all_of - 1 and same >= 2 and began_alike(name)
         if alone or (len(kind) > 1 and 2 * sum(kind) >= len(kind)):
-            found.append(_odd(step, name, table[name], _OTHER_LAYERS))
-    return found
+            odd.append(_odd(step, name, table[name], _OTHER_LAYERS))
+    return odd
 
 
 def _nan(row: Row) -> bool:

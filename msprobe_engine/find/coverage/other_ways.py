@@ -105,8 +105,8 @@ def more_passes(target: Tree, golden: Tree) -> str | None:
         for tree in (target, golden)
     ]
     shared = calls[0].keys() & calls[1].keys()
-    for mine, theirs in (calls, calls[::-1]):
-        more = [path for path in shared if mine[path] > theirs[path]]
+    for more_calls, fewer_calls in (calls, calls[::-1]):
+        more = [path for path in shared if more_calls[path] > fewer_calls[path]]
         if 2 * len(more) > len(shared):
             path = min(more, key=lambda path: (path.count("."), path))
             template = "{0} of {1} modules are called another number of times in a step: {2} {3} times, in the golden run {4} times"
@@ -136,11 +136,11 @@ def without_other_code(structure: Structure, target: Tree, golden: Tree) -> Stru
     """Calls behind the forward pass that functions of libraries make, each side another one, are no pairs: two ways to sum up gradients,
     to clip them or to update use the same functions for other things."""
     apart = set()
-    for op, other in structure.pairs:
-        if op > target.first_backward and other > golden.first_backward and calls_function(target.kinds[op]):
-            mine, theirs = _library_function(target, op), _library_function(golden, other)
-            if mine and theirs and mine != theirs:
-                apart.add((op, other))
+    for op, golden_op in structure.pairs:
+        if op > target.first_backward and golden_op > golden.first_backward and calls_function(target.kinds[op]):
+            target_function, golden_function = _library_function(target, op), _library_function(golden, golden_op)
+            if target_function and golden_function and target_function != golden_function:
+                apart.add((op, golden_op))
     return _without(structure, apart)
 
 
@@ -160,21 +160,24 @@ def _without(structure: Structure, apart: set[tuple[int, int]]) -> Structure:
 
 def only_wrapped(renamed: Mapping[str, str]) -> bool:
     """Modules bear other names because of a wrapper around the model (``module.layers.0``) alone."""
-    pairs = [(mine, its) if len(mine) >= len(its) else (its, mine) for mine, its in renamed.items()]
+    pairs = [
+        (target_name, golden_name) if len(target_name) >= len(golden_name) else (golden_name, target_name)
+        for target_name, golden_name in renamed.items()
+    ]
     wrappers = {longer.removesuffix(shorter) for longer, shorter in pairs if longer.endswith(f".{shorter}")}
-    one = len(wrappers) == 1 and all(longer.endswith(f".{shorter}") for longer, shorter in pairs)
-    return one or all(bare(mine) == bare(its) for mine, its in renamed.items())
+    one_wrapper = len(wrappers) == 1 and all(longer.endswith(f".{shorter}") for longer, shorter in pairs)
+    return one_wrapper or all(bare(target_name) == bare(golden_name) for target_name, golden_name in renamed.items())
 
 
 def describe_ways_of_update(target: Tree, golden: Tree) -> str | None:
     """That the optimizers update in other ways."""
     if not update_in_other_ways(target, golden):
         return None
-    mine, theirs = target.way_of_update, golden.way_of_update
-    if mine and theirs:
+    target_way, golden_way = target.way_of_update, golden.way_of_update
+    if target_way and golden_way:
         template = "The optimizer of this run updates by calls of {0}, that of the golden run by calls of {1}."
-        return Sentence(template, f"{mine.strip('_')}", f"{theirs.strip('_')}")
-    if mine:
+        return Sentence(template, f"{target_way.strip('_')}", f"{golden_way.strip('_')}")
+    if target_way:
         return Sentence("The optimizer of this run updates several parameters by one call, that of the golden run each by itself.")
     return Sentence("The optimizer of this run updates each parameter by itself, that of the golden run several by one call.")
 

@@ -18,33 +18,33 @@ FILE = "cell_mapping.yaml"
 _SHOWN = 3
 
 
-def add_renames(found: Diagnosis, divergence: Divergence) -> None:
-    """Add the pairs of names of a step to `found.mapping`."""
+def add_renames(diagnosis: Diagnosis, divergence: Divergence) -> None:
+    """Add the pairs of names of a step to `diagnosis.mapping`."""
     for rank, walker in divergence.walkers.items():
         if rank not in divergence.wholes and divergence.structures[rank].renamed:
-            found.mapping |= propose_mapping(walker.target, walker.golden, divergence.structures[rank])
+            diagnosis.mapping |= propose_mapping(walker.target, walker.golden, divergence.structures[rank])
 
 
-def report_renames(found: Diagnosis) -> None:
+def report_renames(diagnosis: Diagnosis) -> None:
     """Add to the evidence how many names differ, and the first of them. Calls of modules whose class has another name too are missing on
     neither side: when no others are, none is."""
-    if found.mapping:
-        known = {*found.mapping, *found.mapping.values()}
-        if all(module_place(name) in known for missing in found.unmatched.values() for name in missing):
-            found.unmatched = {}
-        pairs = [f"{mine} -> {its}" for mine, its in found.mapping.items()]
+    if diagnosis.mapping:
+        known = {*diagnosis.mapping, *diagnosis.mapping.values()}
+        if all(module_place(name) in known for missing in diagnosis.unmatched.values() for name in missing):
+            diagnosis.unmatched = {}
+        pairs = [f"{target_name} -> {golden_name}" for target_name, golden_name in diagnosis.mapping.items()]
         more = Sentence(" and {0} more", f"{len(pairs) - _SHOWN:,}") if len(pairs) > _SHOWN else ""
         shown = ", ".join(pairs[:_SHOWN])
-        found.evidence.append(Sentence("{0} modules bear other names in the golden run: {1}{2}.", f"{len(pairs):,}", shown, more))
+        diagnosis.evidence.append(Sentence("{0} modules bear other names in the golden run: {1}{2}.", f"{len(pairs):,}", shown, more))
 
 
-def write(found: Diagnosis, path: Path) -> Path | None:
+def write(diagnosis: Diagnosis, path: Path) -> Path | None:
     """Write the pairs of names as a cell mapping, which ``-cm`` takes; None when there are none.
 
     Raises:
         OSError: it cannot be written.
     """
-    if not found.mapping:
+    if not diagnosis.mapping:
         return None
-    write_mapping(path, found.mapping)
+    write_mapping(path, diagnosis.mapping)
     return path

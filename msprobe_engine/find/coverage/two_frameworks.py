@@ -33,7 +33,7 @@ _LIKE = 0.4
 """Names that have less in common are not proposed for each other."""
 
 
-def add_coverage(found: Diagnosis, divergence: Divergence) -> None:
+def add_coverage(diagnosis: Diagnosis, divergence: Divergence) -> None:
     """Count what a step has aligned, and look for functions that may belong together."""
     for walker in divergence.walkers.values():
         sides = walker.side, walker.golden.side
@@ -41,15 +41,15 @@ def add_coverage(found: Diagnosis, divergence: Divergence) -> None:
         for word, side, alone in zip(("target", "golden"), sides, lost):
             if not isinstance(side, CommonSide):
                 break
-            counts = found.aligned.setdefault(word, {"modules": [0, 0], "functions": [0, 0]})
+            counts = diagnosis.aligned.setdefault(word, {"modules": [0, 0], "functions": [0, 0]})
             missing = set(alone)
             for op, members in enumerate(side.members):
                 kind = counts["modules" if _of_module(side.ops[op]) else "functions"]
                 kind[0] += 0 if op in missing else len(members)
                 kind[1] += len(members)
         else:
-            for mine, its in _alike(walker):
-                found.functions.setdefault(mine, its)
+            for target_name, golden_name in _alike(walker):
+                diagnosis.functions.setdefault(target_name, golden_name)
 
 
 def _of_module(name: str) -> bool:
@@ -59,17 +59,17 @@ def _of_module(name: str) -> bool:
 def _alike(walker: DifferenceWalk) -> Iterator[tuple[str, str]]:
     """Functions that were aligned by their numbers or sizes and not by what they mean; and, of those without a partner, the ones that give
     results of one size under names that have something in common."""
-    first, second = Terms(walker.side, walker.golden.side.framework), Terms(walker.golden.side, walker.side.framework)
+    target, golden = Terms(walker.side, walker.golden.side.framework), Terms(walker.golden.side, walker.side.framework)
     for i, j in walker.structure.pairs:
-        plain = _is_function(first, i) and _is_function(second, j)
-        if plain and first.words[i] != second.words[j] and not several(walker.side, i) and not several(walker.golden.side, j):
+        plain = _is_function(target, i) and _is_function(golden, j)
+        if plain and target.words[i] != golden.words[j] and not several(walker.side, i) and not several(walker.golden.side, j):
             yield function_of(walker.side.ops[i]), function_of(walker.golden.side.ops[j])
-    free = [j for j in walker.structure.only_golden if _is_function(second, j)]
+    free = [j for j in walker.structure.only_golden if _is_function(golden, j)]
     for i in walker.structure.only_target:
-        if _is_function(first, i):
-            others = [j for j in free if first.sizes(i, OUTPUT)[:1] == second.sizes(j, OUTPUT)[:1]]
-            best = max(others, key=lambda j: _in_common(first.words[i], second.words[j]), default=None)
-            if best is not None and (len(others) == 1 or _in_common(first.words[i], second.words[best]) >= _LIKE):
+        if _is_function(target, i):
+            candidates = [j for j in free if target.sizes(i, OUTPUT)[:1] == golden.sizes(j, OUTPUT)[:1]]
+            best = max(candidates, key=lambda j: _in_common(target.words[i], golden.words[j]), default=None)
+            if best is not None and (len(candidates) == 1 or _in_common(target.words[i], golden.words[best]) >= _LIKE):
                 yield function_of(walker.side.ops[i]), function_of(walker.golden.side.ops[best])
 
 
@@ -78,16 +78,16 @@ def _is_function(terms: Terms, op: int) -> bool:
     return calls_function(kind) and "." not in kind[1]  # a mapping has no name for operators that Cells hold
 
 
-def _in_common(one: str, two: str) -> float:
-    return SequenceMatcher(None, one, two).ratio()
+def _in_common(target: str, golden: str) -> float:
+    return SequenceMatcher(None, target, golden).ratio()
 
 
-def report_coverage(found: Diagnosis) -> None:
+def report_coverage(diagnosis: Diagnosis) -> None:
     """Add to the evidence how much was aligned."""
-    if found.aligned:
-        ours, theirs = (_share(found.aligned[word]) for word in ("target", "golden"))
+    if diagnosis.aligned:
+        target_share, golden_share = (_share(diagnosis.aligned[word]) for word in ("target", "golden"))
         template = "Two frameworks, aligned by meaning, numbers and structure: {0} of this run; {1} of the golden run."
-        found.evidence.append(Sentence(template, ours, theirs))
+        diagnosis.evidence.append(Sentence(template, target_share, golden_share))
 
 
 def _share(counts: Mapping[str, Sequence[int]]) -> str:
@@ -96,15 +96,15 @@ def _share(counts: Mapping[str, Sequence[int]]) -> str:
     )
 
 
-def write(found: Diagnosis, path: Path) -> Path | None:
+def write(diagnosis: Diagnosis, path: Path) -> Path | None:
     """Write the proposed functions as an api mapping, which ``-am`` takes; None when there are none.
 
     Raises:
         OSError: it cannot be written.
     """
-    if not found.functions:
+    if not diagnosis.functions:
         return None
-    entries = [{"ms_api": mine, "pt_api": its} for mine, its in found.functions.items()]
+    entries = [{"ms_api": target_name, "pt_api": golden_name} for target_name, golden_name in diagnosis.functions.items()]
     text = _HEAD + yaml.safe_dump(entries, allow_unicode=True, sort_keys=False, width=4096)
     write_file(path, [text.encode("utf-8", "surrogatepass")])
     return path

@@ -92,9 +92,9 @@ def attribute_to_unmatched_call(walker: PairedRank, origin: DifferenceOrigin) ->
 
 def _of_layout(walker: PairedRank, row: int, source: int) -> bool:
     """A call that one of two layouts makes, and that has changed no number."""
-    at = walker.pair_of(row)
-    right = at >= 0 and walker.carried.ratio[at] <= 1
-    return not walker.one_layout and right and _api(walker.side, source) not in _SHUFFLES
+    pair = walker.pair_of(row)
+    unchanged = pair >= 0 and walker.carried.ratio[pair] <= 1
+    return not walker.one_layout and unchanged and _api(walker.side, source) not in _SHUFFLES
 
 
 def without_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
@@ -103,12 +103,12 @@ def without_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
     if origin.kind not in (RESULT, TAKEN, GRADIENT, MISSING) or not _is_backward(walker.target, origin.op):
         return
     side, golden = walker.side, walker.golden.side
-    for at, (op, other) in enumerate(walker.structure.pairs):
+    for position, (op, golden_op) in enumerate(walker.structure.pairs):
         if op >= origin.op:
             return
-        for row, theirs in walker.rows[walker.starts[at] : walker.starts[at + 1]]:
-            mine, right = side.requires_grad[row], golden.requires_grad[theirs]
-            if mine is None or right is None or mine == right or side.shape[row] != golden.shape[theirs]:
+        for row, golden_row in walker.rows[walker.starts[position] : walker.starts[position + 1]]:
+            target_flag, golden_flag = side.requires_grad[row], golden.requires_grad[golden_row]
+            if target_flag is None or golden_flag is None or target_flag == golden_flag or side.shape[row] != golden.shape[golden_row]:
                 continue
             if side.role[row] == INPUT:
                 cut = _same_output(walker, row, op)
@@ -117,7 +117,7 @@ def without_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
                     return
             elif side.role[row] != PARAMETERS and walker.target.children.get(op):
                 continue  # the call inside of it that did this is there too, and came before
-            origin.op, origin.partner, origin.kind, origin.row, origin.other = op, other, GRADLESS, row, theirs
+            origin.op, origin.partner, origin.kind, origin.row, origin.other = op, golden_op, GRADLESS, row, golden_row
             if side.role[row] == INPUT:
                 _own_code(walker, origin)
             return
@@ -151,11 +151,11 @@ def _attribute_to_rearrangement(walker: PairedRank, origin: DifferenceOrigin) ->
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
         elif near or name in _SHUFFLES:
-            arguments = (at for at in walker.span_of(source) if walker.measured.argument[at])
-            at = next((at for at in arguments if walker.side.role[walker.rows[at][0]] != OUTPUT), -1)
-            if at >= 0 and _hands_on(walker, source):
+            arguments = (pair for pair in walker.span_of(source) if walker.measured.argument[pair])
+            pair = next((pair for pair in arguments if walker.side.role[walker.rows[pair][0]] != OUTPUT), -1)
+            if pair >= 0 and _hands_on(walker, source):
                 origin.op, origin.partner = walker.structure.pairs[walker.position(source)]
-                origin.row, origin.other = walker.rows[at]
+                origin.row, origin.other = walker.rows[pair]
                 origin.kind = ARGUMENT
                 return
             if source in walker.lone_arguments and walker.not_compared(source, given=True):
@@ -208,9 +208,9 @@ def _may_rearrange(walker: PairedRank, tree: Tree, call: int, used: int) -> bool
 def _lost_before(walker: PairedRank, op: int, used: int) -> int | None:
     """A call of the golden side only, that changes the order of elements and whose output goes into the partner of this call. `used`: the
     record of the golden side whose result is other."""
-    at = walker.position(op)
+    position = walker.position(op)
     golden = walker.golden
-    for row in golden.side.rows(walker.structure.pairs[at][1]) if at >= 0 else ():
+    for row in golden.side.rows(walker.structure.pairs[position][1]) if position >= 0 else ():
         lost = golden.producers.get(row) if golden.side.role[row] == INPUT else None
         if lost is not None and lost in walker.missing and _may_rearrange(walker, golden, lost, used):
             return lost
@@ -254,7 +254,7 @@ def _attribute_to_unused_collective(walker: PairedRank, origin: DifferenceOrigin
 def _takes_rearranged(walker: PairedRank, op: int) -> bool:
     """What goes in are the same numbers in another order: their mean, a sum in another order, is off by a rounding unit of float64."""
     role, distance = walker.side.role, walker.measured.distance
-    return any(0 < distance[at] < distances.REARRANGED and role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
+    return any(0 < distance[pair] < distances.REARRANGED and role[walker.rows[pair][0]] == INPUT for pair in walker.span_of(op))
 
 
 def _own_code(walker: PairedRank, origin: DifferenceOrigin) -> None:
@@ -265,31 +265,31 @@ def _own_code(walker: PairedRank, origin: DifferenceOrigin) -> None:
         return
     while (around := walker.position(tree.parents[origin.op])) >= 0:
         span = range(walker.starts[around], walker.starts[around + 1])
-        taken = [at for at in span if walker.side.role[walker.rows[at][0]] != OUTPUT]
-        if all(walker.measured.distance[at] <= origin.limit for at in taken):
+        taken = [pair for pair in span if walker.side.role[walker.rows[pair][0]] != OUTPUT]
+        if all(walker.measured.distance[pair] <= origin.limit for pair in taken):
             origin.op, origin.partner = walker.structure.pairs[around]
             origin.kind = origin.kind if origin.kind == GRADLESS else INSIDE
             return
-        given = [at for at in taken if walker.carried.ratio[at] > 1 and walker.side.role[walker.rows[at][0]] == INPUT]
-        if origin.kind == GRADLESS or not given or any(walker.rows[at][0] in tree.producers for at in given):
+        given = [pair for pair in taken if walker.carried.ratio[pair] > 1 and walker.side.role[walker.rows[pair][0]] == INPUT]
+        if origin.kind == GRADLESS or not given or any(walker.rows[pair][0] in tree.producers for pair in given):
             return
         walker.move(origin, around, given[0])
 
 
-def for_own_use(walker: PairedRank, op: int, other: int) -> bool:
+def for_own_use(walker: PairedRank, op: int, golden_op: int) -> bool:
     """A view of what both sides have, or a constant, that only calls of one side take in: that is another way to write what those
     calls do, and what lies behind them tells whether it comes to the same. Their backward calls go with them."""
     tree, golden = walker.target, walker.golden
     if tree.kinds[op][0] == "backward":
-        op, other = (t.index.get(forward_twin(t.side.ops[call]), -1) for t, call in ((tree, op), (golden, other)))
-    api = _api(walker.side, op) if op >= 0 and other >= 0 else None
+        op, golden_op = (t.index.get(forward_twin(t.side.ops[call]), -1) for t, call in ((tree, op), (golden, golden_op)))
+    api = _api(walker.side, op) if op >= 0 and golden_op >= 0 else None
     if api is None:
         return False
     made = not walker.target.tensors_in(op)
     if not made and api not in _VIEWS | _IN_ORDER:
         return False
-    mine, theirs = walker.users[0].get(op, ()), walker.users[1].get(other, ())
-    return bool(mine or theirs) and walker.extra.issuperset(mine) and walker.missing.issuperset(theirs)
+    target_users, golden_users = walker.users[0].get(op, ()), walker.users[1].get(golden_op, ())
+    return bool(target_users or golden_users) and walker.extra.issuperset(target_users) and walker.missing.issuperset(golden_users)
 
 
 def _uses(walker: PairedRank, op: int, call: int) -> bool:
@@ -311,8 +311,8 @@ def _missing_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
 
 def _first_extra(walker: PairedRank, source: int, origin: DifferenceOrigin) -> int:
     """The first of a chain of calls that only the target has; where NaN or Inf comes out of it, the first that gives some."""
-    at = walker.pair_of(origin.row)
-    if at < 0 or not walker.measured.bad_target[at] or walker.measured.bad_golden[at]:
+    pair = walker.pair_of(origin.row)
+    if pair < 0 or not walker.measured.bad_target[pair] or walker.measured.bad_golden[pair]:
         return _first(walker.target, source, walker.extra)
     side = walker.side
     while True:

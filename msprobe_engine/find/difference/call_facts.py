@@ -39,51 +39,63 @@ def find_differing_calls(walker: DifferenceWalk, step: int, rank: int) -> list[S
         return []
     said = [*_of_rows(walker), *_of_collectives(walker), *_of_activations(walker)] if walker.one_layout else [*_numbers(walker)]
     buckets = {op: bookkeeping.comes_to_nothing(walker, op) for op in {origin.op for origin, _ in said if origin.kind in (ARGUMENT, SHAPE)}}
-    found = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
+    differing = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
     put = [
         dataclasses.replace(
             explain.suspect(step, rank, origin, walker), why=why, cause=explain.cause(origin, walker) or why, distance=None, limit=None
         )
-        for origin, why in found[:_MOST]
+        for origin, why in differing[:_MOST]
     ]
-    return put + [explain.place(step, rank, origin, walker) for origin, _ in found[_MOST:]]
+    return put + [explain.place(step, rank, origin, walker) for origin, _ in differing[_MOST:]]
 
 
-def other_dtypes(found: Distances) -> Bools:
+def other_dtypes(measured: Distances) -> Bools:
     """bool (pairs of rows,): dtypes that differ where most do not; else the runs are of different precision as a whole. What is null on
     one side counts here, too."""
-    return found.dtype & ~found.argument & (not of_other_precision(found.dtype, found.argument))
+    return measured.dtype & ~measured.argument & (not of_other_precision(measured.dtype, measured.argument))
 
 
 def one_sided_collectives(walker: DifferenceWalk) -> list[str]:
     """Names of collectives of which only one side says its ranks or its reduction."""
-    return [walker.side.ops[op] for op, values in _collectives(walker) if any((one is None) != (two is None) for one, two in values)]
+    return [
+        walker.side.ops[op] for op, values in _collectives(walker) if any((target is None) != (golden is None) for target, golden in values)
+    ]
 
 
 def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     side, golden, m = walker.side, walker.golden.side, walker.measured
-    left, right = factorize.columns(walker.rows)
+    target_rows, golden_rows = factorize.columns(walker.rows)
     unlike = dump_dialects.differ(side, golden)
-    ours, others = (
-        np.array([one.op[row] in tree.made_again for row in rows.tolist()], bool)
-        for one, tree, rows in ((side, walker.target, left), (golden, walker.golden, right))
+    target_again, golden_again = (
+        np.array([table.op[row] in tree.made_again for row in rows.tolist()], bool)
+        for table, tree, rows in ((side, walker.target, target_rows), (golden, walker.golden, golden_rows))
     )
-    mine, theirs = (factorize.of_each(one.requires_grad, _sign, np.int8)[rows] for one, rows in ((side, left), (golden, right)))
-    typed = [factorize.of_each(one.dtype, bool, bool)[rows] for one, rows in ((side, left), (golden, right))]
-    shaped = [factorize.of_each(one.shape, lambda shape: shape is not None, bool)[rows] for one, rows in ((side, left), (golden, right))]
+    target_flags, golden_flags = (
+        factorize.of_each(table.requires_grad, _sign, np.int8)[rows] for table, rows in ((side, target_rows), (golden, golden_rows))
+    )
+    typed = [factorize.of_each(table.dtype, bool, bool)[rows] for table, rows in ((side, target_rows), (golden, golden_rows))]
+    shaped = [
+        factorize.of_each(table.shape, lambda shape: shape is not None, bool)[rows]
+        for table, rows in ((side, target_rows), (golden, golden_rows))
+    ]
     differ = {
         ARGUMENT: m.argument,
         SHAPE: m.shape & shaped[0] & shaped[1] & typed[0] & typed[1] & (not unlike),
         DTYPE: other_dtypes(m) & typed[0] & typed[1] & ~_masks(walker) & ~_cast_elsewhere(walker) & (not unlike),
-        GRAD_FLAG: (mine != theirs) & (mine >= 0) & (theirs >= 0) & (not unlike) & ~(ours & (mine == 0)) & ~(others & (theirs == 0)),
+        GRAD_FLAG: (target_flags != golden_flags)
+        & (target_flags >= 0)
+        & (golden_flags >= 0)
+        & (not unlike)
+        & ~(target_again & (target_flags == 0))
+        & ~(golden_again & (golden_flags == 0)),
     }
     for kind, where in differ.items():
         where[walker.so_far] = False
-        for at in np.flatnonzero(where).tolist():
-            row, other = walker.rows[at]
+        for pair in np.flatnonzero(where).tolist():
+            row, golden_row = walker.rows[pair]
             if kind == GRAD_FLAG and _in_backward_pass(walker, side.op[row]):
                 continue  # autograd records nothing there: the flag is that of a view, or not, of what was kept
-            yield _origin(side.op[row], golden.op[other], kind, row, other), _why(kind, side, row, golden, other)
+            yield _origin(side.op[row], golden.op[golden_row], kind, row, golden_row), _why(kind, side, row, golden, golden_row)
 
 
 def _in_backward_pass(walker: DifferenceWalk, op: int) -> bool:
@@ -93,14 +105,17 @@ def _in_backward_pass(walker: DifferenceWalk, op: int) -> bool:
 
 def _masks(walker: DifferenceWalk) -> Bools:
     """Pairs of rows that go in as bool on one side and as numbers on the other: the two forms of a mask."""
-    left, right = factorize.columns(walker.rows)
+    target_rows, golden_rows = factorize.columns(walker.rows)
     bools, floats = (
-        [factorize.of_each(one.dtype, what, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
-        for what in (is_bool, _is_float)
+        [
+            factorize.of_each(table.dtype, test, bool)[rows]
+            for table, rows in ((walker.side, target_rows), (walker.golden.side, golden_rows))
+        ]
+        for test in (is_bool, _is_float)
     )
-    taken = np.frombuffer(bytes(walker.side.role), np.uint8)[left] == INPUT
-    found: Bools = taken & ((bools[0] & floats[1]) | (floats[0] & bools[1]))
-    return found
+    taken = np.frombuffer(bytes(walker.side.role), np.uint8)[target_rows] == INPUT
+    masks: Bools = taken & ((bools[0] & floats[1]) | (floats[0] & bools[1]))
+    return masks
 
 
 def _cast_elsewhere(walker: DifferenceWalk) -> Bools:
@@ -120,11 +135,11 @@ def _is_float(dtype: str | None) -> bool:
 
 def _numbers(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     side, golden = walker.side, walker.golden.side
-    for at in np.flatnonzero(walker.measured.argument).tolist():
-        row, other = walker.rows[at]
-        both = isinstance(side.values.get(row), float) and isinstance(golden.values.get(other), float)
-        if both and at not in walker.carried.explained:
-            yield _origin(side.op[row], golden.op[other], ARGUMENT, row, other), _why(ARGUMENT, side, row, golden, other)
+    for pair in np.flatnonzero(walker.measured.argument).tolist():
+        row, golden_row = walker.rows[pair]
+        are_numbers = isinstance(side.values.get(row), float) and isinstance(golden.values.get(golden_row), float)
+        if are_numbers and pair not in walker.carried.explained:
+            yield _origin(side.op[row], golden.op[golden_row], ARGUMENT, row, golden_row), _why(ARGUMENT, side, row, golden, golden_row)
 
 
 def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) -> Sentence:
@@ -143,13 +158,13 @@ def _why(kind: str, side: DumpTable, row: int, golden: DumpTable, other: int) ->
 def _of_collectives(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     back = dict(walker.structure.pairs)
     for op, (group, reduction) in _collectives(walker):
-        for kind, (one, two) in ((GROUP, group), (REDUCTION, reduction)):
-            if one is None or two is None or one == two:
+        for kind, (target, golden) in ((GROUP, group), (REDUCTION, reduction)):
+            if target is None or golden is None or target == golden:
                 continue
             if kind == GROUP:
-                why = Sentence("a collective of {0} ranks, in the golden run of {1}: the groups are not the same", len(one), len(two))
+                why = Sentence("a collective of {0} ranks, in the golden run of {1}: the groups are not the same", len(target), len(golden))
             else:
-                why = Sentence("its reduction is {0}, in the golden run {1}; no number shows it", one, two)
+                why = Sentence("its reduction is {0}, in the golden run {1}; no number shows it", target, golden)
             yield _origin(op, back[op], kind, -1, -1), why
 
 
@@ -163,16 +178,22 @@ _GELUS = {
 
 def _of_activations(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     """Modules at the same place that compute another GELU."""
-    theirs = {kind[:3]: op for op in walker.missing if len(kind := walker.golden.kinds[op]) == 4 and kind[3] in _GELUS}
-    for op in walker.extra if theirs else ():
+    golden_modules = {kind[:3]: op for op in walker.missing if len(kind := walker.golden.kinds[op]) == 4 and kind[3] in _GELUS}
+    for op in walker.extra if golden_modules else ():
         kind = walker.target.kinds[op]
-        other = theirs.get(kind[:3])
-        if other is None or kind[-1] not in _GELUS or kind[0] != "forward":
+        golden_op = golden_modules.get(kind[:3])
+        if golden_op is None or kind[-1] not in _GELUS or kind[0] != "forward":
             continue
-        one, two = kind[3], walker.golden.kinds[other][3]
-        if _GELUS[one] != _GELUS[two]:
-            why = Sentence("the module is a {0} (GELU {1}), in the golden run a {2} (GELU {3})", one, _GELUS[one], two, _GELUS[two])
-            yield _origin(op, other, MODULE, -1, -1), why
+        target_class, golden_class = kind[3], walker.golden.kinds[golden_op][3]
+        if _GELUS[target_class] != _GELUS[golden_class]:
+            why = Sentence(
+                "the module is a {0} (GELU {1}), in the golden run a {2} (GELU {3})",
+                target_class,
+                _GELUS[target_class],
+                golden_class,
+                _GELUS[golden_class],
+            )
+            yield _origin(op, golden_op, MODULE, -1, -1), why
 
 
 Values = tuple[tuple[tuple[int, ...] | None, tuple[int, ...] | None], tuple[str | None, str | None]]
@@ -184,14 +205,14 @@ def _collectives(walker: DifferenceWalk) -> Iterator[tuple[int, Values]]:
     side, golden = walker.side, walker.golden.side
     if dump_dialects.differ(side, golden):
         return
-    own = [layout.rank_of(one.path.resolve().parent.name) or 0 for one in (side, golden)]
-    for op, other in walker.structure.pairs:
-        if op not in side.collectives or other not in golden.collectives:
+    own = [layout.rank_of(entry.path.resolve().parent.name) or 0 for entry in (side, golden)]
+    for op, golden_op in walker.structure.pairs:
+        if op not in side.collectives or golden_op not in golden.collectives:
             continue
-        record, golden_record = side.collectives[op], golden.collectives[other]
-        groups = [group_of(one) for one in (record, golden_record)]
+        record, golden_record = side.collectives[op], golden.collectives[golden_op]
+        groups = [group_of(entry) for entry in (record, golden_record)]
         if own[0] != own[1]:
-            groups = [None if group is None else tuple(rank - first for rank in group) for group, first in zip(groups, own)]
+            groups = [None if group is None else tuple(rank - own_rank for rank in group) for group, own_rank in zip(groups, own)]
         yield op, ((groups[0], groups[1]), (reduction_of(record), reduction_of(golden_record)))
 
 

@@ -53,12 +53,12 @@ class Divergence:
 
     def different(self) -> Divergence:
         """The same with the first of the ranks that are walked together: for what all of them say alike."""
-        first: dict[int, int] = {}
+        first_ranks: dict[int, int] = {}
         for rank, walker in self.walkers.items():
-            first.setdefault(id(walker), rank)
-        if len(first) == len(self.walkers):
+            first_ranks.setdefault(id(walker), rank)
+        if len(first_ranks) == len(self.walkers):
             return self
-        ranks = first.values()
+        ranks = first_ranks.values()
 
         def select_ranks(column: Mapping[int, T]) -> dict[int, T]:
             return {rank: column[rank] for rank in ranks if rank in column}
@@ -90,7 +90,7 @@ def diverge(
         moved: rank -> what each row of the golden side moves by round-off (`find.difference.noise.calibration`); absent: dtypes tell.
         begun: rank -> what has been done of it.
     """
-    found = Divergence(noise=before.noise if before else 0.0)
+    divergence = Divergence(noise=before.noise if before else 0.0)
     walked: dict[int, Walk] = {}
     shared = SharedWalks()
     together = ReplicaWalks({} if before is None else before.walkers)
@@ -98,49 +98,49 @@ def diverge(
         known = reuse_walk(begun or {}, rank, target[rank], golden[rank])
         walker = None if moved else together.find_equal_walk(rank, target[rank], golden[rank])
         if known is not None:
-            found.walkers[rank], walked[rank] = known.walker, known.walk
+            divergence.walkers[rank], walked[rank] = known.walker, known.walk
         elif walker is not None:
-            found.walkers[rank] = walker
+            divergence.walkers[rank] = walker
         else:
             pair = align_sides(target[rank], golden[rank])
-            found.walkers[rank] = DifferenceWalk(pair.target, pair.golden, pair.structure)
-            shared.share(found.walkers[rank])
-            together.add(rank, target[rank], golden[rank], found.walkers[rank])
-        found.structures[rank] = found.walkers[rank].structure
+            divergence.walkers[rank] = DifferenceWalk(pair.target, pair.golden, pair.structure)
+            shared.share(divergence.walkers[rank])
+            together.add(rank, target[rank], golden[rank], divergence.walkers[rank])
+        divergence.structures[rank] = divergence.walkers[rank].structure
         if moved and rank in moved:
-            found.walkers[rank].moved = in_common(moved[rank], found.walkers[rank].golden.side)
-    found.links = cross_rank.match_links({rank: walker.side for rank, walker in found.walkers.items()})
-    give_foreign(found.walkers, cross_rank.peer_distance(found.walkers, found.links))
-    return settle_origins(found, before, walked)
+            divergence.walkers[rank].moved = in_common(moved[rank], divergence.walkers[rank].golden.side)
+    divergence.links = cross_rank.match_links({rank: walker.side for rank, walker in divergence.walkers.items()})
+    give_foreign(divergence.walkers, cross_rank.peer_distance(divergence.walkers, divergence.links))
+    return settle_origins(divergence, before, walked)
 
 
-def settle_origins(found: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
+def settle_origins(divergence: Divergence, before: Divergence | None, walked: Mapping[int, Walk] | None = None) -> Divergence:
     """Walk all walkers until the level of noise stays as it is; `walked` has the walks of those that nothing from outside has touched."""
-    for rank, walker in found.different().walkers.items():
+    for rank, walker in divergence.different().walkers.items():
         if before is not None and rank in before.walkers:
             walker.carry_over_step(before.walkers[rank])
     for _ in range(6):
-        found.walks = {}
+        divergence.walks = {}
         of_walker: dict[int, Walk] = {}
-        for rank, walker in found.walkers.items():
+        for rank, walker in divergence.walkers.items():
             if id(walker) in of_walker:
-                found.walks[rank] = of_walker[id(walker)]
+                divergence.walks[rank] = of_walker[id(walker)]
                 continue
             known = (walked or {}).get(rank)
             cancelled = walker.cancelled.parameters or walker.cancelled.vectors
-            untouched = not (found.noise or before or walker.calibrated or cancelled or any(walker.foreign.values()))
-            found.walks[rank] = known if known is not None and untouched else walker.walk(found.noise, _start(before, rank))
-            of_walker[id(walker)] = found.walks[rank]
+            untouched = not (divergence.noise or before or walker.calibrated or cancelled or any(walker.foreign.values()))
+            divergence.walks[rank] = known if known is not None and untouched else walker.walk(divergence.noise, _start(before, rank))
+            of_walker[id(walker)] = divergence.walks[rank]
             walker.forget()
-        accumulated_gradients.leave_out_early_sums(found.walkers, found.walks)
-        found.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in found.walks.items()}, found.links)
-        level = _noise(found)
-        if level <= found.noise:
+        accumulated_gradients.leave_out_early_sums(divergence.walkers, divergence.walks)
+        divergence.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in divergence.walks.items()}, divergence.links)
+        level = _noise(divergence)
+        if level <= divergence.noise:
             break
-        found.noise = level
-    if not found.origins:  # a number that differs is a finding, whatever comes of it
-        found.origins = cross_rank.first_in_time({rank: walk.aside for rank, walk in found.walks.items()}, found.links)
-    return found
+        divergence.noise = level
+    if not divergence.origins:  # a number that differs is a finding, whatever comes of it
+        divergence.origins = cross_rank.first_in_time({rank: walk.aside for rank, walk in divergence.walks.items()}, divergence.links)
+    return divergence
 
 
 def _start(before: Divergence | None, rank: int) -> Noise | None:
@@ -151,16 +151,16 @@ def _start(before: Divergence | None, rank: int) -> Noise | None:
     return walks[rank].end if rank in walks else max((walk.end for walk in walks.values()), key=lambda end: end.element)
 
 
-def _noise(found: Divergence) -> float:
+def _noise(divergence: Divergence) -> float:
     """The level that products of fewer bits would explain, when the first origin looks like one."""
-    if not found.origins:
-        return found.noise
-    rank, origin = found.origins[0]
-    side = found.walkers[rank].side
+    if not divergence.origins:
+        return divergence.noise
+    rank, origin = divergence.origins[0]
+    side = divergence.walkers[rank].side
     if not origin.noise or origin.kind not in (RESULT, GRADIENT):
-        return found.noise
+        return divergence.noise
     noise = roundoff.product_noise(side.ops[origin.op], side.dtype[origin.row], origin.distance)
-    return found.noise if not noise or all(found.of_each(_few_products_off).values()) else noise
+    return divergence.noise if not noise or all(divergence.of_each(_few_products_off).values()) else noise
 
 
 def _few_products_off(walker: DifferenceWalk) -> bool:
@@ -206,14 +206,14 @@ class SharedWalks:
             if name in tree.__dict__:
                 tree.__dict__[name] = known.setdefault(name, tree.__dict__[name])
 
-    def _same(self, program: Hashable, found: Any) -> Any:
+    def _same(self, program: Hashable, value: Any) -> Any:
         """One that is equal; of the ranks of one program few have other pairs."""
-        known = self._pairs.setdefault((program, type(found)), [])
-        for one in known:
-            if one == found:
-                return one
-        known.append(found)
-        return found
+        known = self._pairs.setdefault((program, type(value)), [])
+        for known_value in known:
+            if known_value == value:
+                return known_value
+        known.append(value)
+        return value
 
 
 Key = tuple[int, ...]

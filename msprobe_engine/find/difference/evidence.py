@@ -53,17 +53,17 @@ class Precision(NamedTuple):
 
 def precision(divergence: Divergence) -> Precision | None:
     """None where they are of the same, or of several in both runs."""
-    found: Precision | None = None
+    largest: Precision | None = None
     for rank, walker in divergence.different().walkers.items():
         m = walker.measured
         differ = m.dtype & ~m.argument
-        other = int(differ.sum())
-        if other > (found.other if found else 0) and of_other_precision(m.dtype, m.argument):
-            at = int(np.argmax(differ))
-            row, partner = walker.rows[at]
+        differing = int(differ.sum())
+        if differing > (largest.other if largest else 0) and of_other_precision(m.dtype, m.argument):
+            pair = int(np.argmax(differ))
+            row, partner = walker.rows[pair]
             types = str(walker.side.dtype[row]), str(walker.golden.side.dtype[partner])
-            found = Precision(other, int((~m.argument).sum()), *types, rank, at)
-    return found or _find_rounded_side(divergence)
+            largest = Precision(differing, int((~m.argument).sum()), *types, rank, pair)
+    return largest or _find_rounded_side(divergence)
 
 
 def _find_rounded_side(divergence: Divergence) -> Precision | None:
@@ -75,15 +75,15 @@ def _find_rounded_side(divergence: Divergence) -> Precision | None:
             continue
         every = side.ops == golden.ops
         groups: dict[tuple[str, ...], list[int]] = {}
-        for at, (row, other) in enumerate(walker.rows):
+        for pair, (row, golden_row) in enumerate(walker.rows):
             kind = walker.target.kinds[side.op[row]]
-            if _is_wide(side.dtype[row]) and _is_wide(golden.dtype[other]) and (every or _is_state(walker.target, row)):
-                groups.setdefault((kind[0], *(() if walker.target.gradients[side.op[row]] else kind[-1:])), []).append(at)
+            if _is_wide(side.dtype[row]) and _is_wide(golden.dtype[golden_row]) and (every or _is_state(walker.target, row)):
+                groups.setdefault((kind[0], *(() if walker.target.gradients[side.op[row]] else kind[-1:])), []).append(pair)
         for group in groups.values():
-            left, right = (column[group] for column in factorize.columns(walker.rows))
-            told = coarse_values.rounded_on_one_side(side.stats[left, :2], golden.stats[right, :2])
-            if told is not None:
-                types = (told[0], _WIDE) if told[1] else (_WIDE, told[0])
+            target_rows, golden_rows = (column[group] for column in factorize.columns(walker.rows))
+            rounding = coarse_values.rounded_on_one_side(side.stats[target_rows, :2], golden.stats[golden_rows, :2])
+            if rounding is not None:
+                types = (rounding[0], _WIDE) if rounding[1] else (_WIDE, rounding[0])
                 return Precision(len(group), sum(map(len, groups.values())), *types, rank, group[0], rounded=True)
     return None
 
@@ -135,32 +135,32 @@ class LargestAccepted:
 
     def sentences(self) -> list[str]:
         """None where all numbers are the same."""
-        found: list[str] = []
+        lines: list[str] = []
         if self.distance:
-            found.append(Sentence("The largest difference is {0}: {1}.", amount(self.distance), self._where))
+            lines.append(Sentence("The largest difference is {0}: {1}.", amount(self.distance), self._where))
         if self._unjudged:
             template = "{0} records cannot be judged: their terms cancel, and round-off is as large as what is left."
-            found.append(Sentence(template, f"{self._unjudged:,}"))
-        return [*found, *self._seen] if self.distance else found
+            lines.append(Sentence(template, f"{self._unjudged:,}"))
+        return [*lines, *self._seen] if self.distance else lines
 
 
 def _would_be_seen(step: int, divergence: Divergence) -> list[str]:
     """Which factors on the results of a step are told from round-off; nothing where it moves none, for every bit tells there."""
     least = np.sort(np.concatenate([walk.least for walk in divergence.different().walks.values()] or [np.zeros(0)]))
-    told = least[least <= _TWICE]
-    if not len(told):
+    visible = least[least <= _TWICE]
+    if not len(visible):
         return []
-    most = f"{1 + told[-1]:.{_digits(told[-1])}f}"
-    half = f"{1 + told[len(told) // 2]:.{_digits(told[len(told) // 2])}f}"
+    most = f"{1 + visible[-1]:.{_digits(visible[-1])}f}"
+    half = f"{1 + visible[len(visible) // 2]:.{_digits(visible[len(visible) // 2])}f}"
     head = Sentence("Of {0} results that round-off moves in step {1}", f"{len(least):,}", step)
-    if len(told) == len(least):
+    if len(visible) == len(least):
         template = "{0}, half show a wrong factor of {1} on one of them and all show one of {2}; a smaller one passes for round-off."
         return [Sentence(template, head, half, most)]
     template = (
         "{0}, {1} show no wrong factor below 2 (of sums the mean alone is known, or terms cancel); of the others half show one of"
         " {2} and all show one of {3}; a smaller one passes for round-off."
     )
-    return [Sentence(template, head, f"{len(least) - len(told):,}", half, most)]
+    return [Sentence(template, head, f"{len(least) - len(visible):,}", half, most)]
 
 
 def _digits(number: float) -> int:
@@ -171,14 +171,18 @@ def _digits(number: float) -> int:
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
 
-def _where(walker: DifferenceWalk, at: int, step: int, rank: int) -> str:
+def _where(walker: DifferenceWalk, pair: int, step: int, rank: int) -> str:
     """The place of a pair of rows, and the statistic that differs most."""
-    row, other = walker.rows[at]
-    mine, theirs = walker.side.stats[row], walker.golden.side.stats[other]
+    row, golden_row = walker.rows[pair]
+    target_stats, golden_stats = walker.side.stats[row], walker.golden.side.stats[golden_row]
     with np.errstate(all="ignore"):
-        most = int(np.nanargmax(np.nan_to_num(np.abs(mine - theirs) / np.maximum(np.abs(mine), np.abs(theirs)))))
+        most = int(
+            np.nanargmax(np.nan_to_num(np.abs(target_stats - golden_stats) / np.maximum(np.abs(target_stats), np.abs(golden_stats))))
+        )
     template = "step {0}, rank {1}, {2}, {3} {4} against {5}"
-    return Sentence(template, step, rank, walker.side.name[row], _STATISTICS[most], f"{mine[most]:.7g}", f"{theirs[most]:.7g}")
+    return Sentence(
+        template, step, rank, walker.side.name[row], _STATISTICS[most], f"{target_stats[most]:.7g}", f"{golden_stats[most]:.7g}"
+    )
 
 
 def of_step(step: int, divergence: Divergence) -> list[str]:
@@ -188,7 +192,7 @@ def of_step(step: int, divergence: Divergence) -> list[str]:
     lines: list[str] = []
     if differing:  # else it came in and went no further
         lines.append(Sentence(template, f"{differing:,}", f"{compared:,}"))
-        rank, walk = max(divergence.walks.items(), key=lambda one: one[1].largest)
+        rank, walk = max(divergence.walks.items(), key=lambda item: item[1].largest)
         if walk.largest_at >= 0:
             where = _where(divergence.walkers[rank], walk.largest_at, step, rank)
             template = "Round-off, or what goes in, explains all others, which differ by at most {0}: {1}."

@@ -35,10 +35,10 @@ _STATISTICS = ("Max", "Min", "Mean", "Norm")
 
 def suspect(step: int, rank: int, origin: DifferenceOrigin, walker: DifferenceWalk) -> Suspect:
     """The suspect of an origin."""
-    found = place(step, rank, origin, walker)
-    stack = stack_of(walker.golden.side if origin.kind == origins.MISSING else walker.side, found.record)
+    located = place(step, rank, origin, walker)
+    stack = stack_of(walker.golden.side if origin.kind == origins.MISSING else walker.side, located.record)
     return dataclasses.replace(
-        found,
+        located,
         module=module_of(walker, origin),
         source=source_of(stack),
         why=why(origin, walker, step),
@@ -97,18 +97,20 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
     size = _size(origin, side, golden)
     if origin.kind == origins.NONFINITE:
-        theirs = [origin.other] if origin.other >= 0 else []
-        other = Sentence("holds {0}", _bad(golden, origin.other)) if distances.nonfinite(golden, theirs).any() else Sentence("is finite")
+        golden_rows = [origin.other] if origin.other >= 0 else []
+        golden_state = (
+            Sentence("holds {0}", _bad(golden, origin.other)) if distances.nonfinite(golden, golden_rows).any() else Sentence("is finite")
+        )
         held = _bad(side, origin.row)
-        return Sentence("{0} holds {1}, and everything that went in is finite; the golden run {2} here", place, held, other)
+        return Sentence("{0} holds {1}, and everything that went in is finite; the golden run {2} here", place, held, golden_state)
     if origin.kind == origins.ARGUMENT or (origin.kind == origins.DEFAULT and origin.op in walker.lone_arguments):
         if (unknown := walker.not_compared(origin.op, given=True)) and not walker.is_off(origin.op):
             template = "{0}; its result could not be compared ({1}), and what is made of it differs by {2}"
             return Sentence(template, cause(origin, walker), _why_unknown(walker, unknown[0]), size)
         return Sentence("{0}; the result differs by {1}", cause(origin, walker), size)
     if origin.kind == origins.GRADLESS:
-        here, there = Sentence("this run"), Sentence("the golden run")
-        with_it, without = (here, there) if side.requires_grad[origin.row] else (there, here)
+        this_run, golden_run = Sentence("this run"), Sentence("the golden run")
+        with_it, without = (this_run, golden_run) if side.requires_grad[origin.row] else (golden_run, this_run)
         taken = Sentence("") if origin.op == side.op[origin.row] else Sentence("its own code gives {0} what it takes in: ", user)
         said = Sentence("{0}{1} requires a gradient in {2} and none in {3}", taken, place, with_it, without)
         name = _parameter(walker, origin.row)
@@ -134,11 +136,11 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
             return Sentence(template, user, place, size)
         return Sentence("its inputs are the same, but its own code hands {0} another {1}: it differs by {2}", user, place, size)
     if origin.kind in (origins.TAKEN, origins.PARAMETER):
-        what = Sentence("parameter {0}", place) if origin.kind == origins.PARAMETER else place
+        subject = Sentence("parameter {0}", place) if origin.kind == origins.PARAMETER else place
         if not step:
-            return Sentence("{0} differs by {1} where it comes in, and no call before makes that difference", what, size)
+            return Sentence("{0} differs by {1} where it comes in, and no call before makes that difference", subject, size)
         template = "{0} differs by {1} where it comes in, and no call of this step makes that difference: step {2} or its optimizer did"
-        return Sentence(template, what, size, step - 1)
+        return Sentence(template, subject, size, step - 1)
     if origin.inside:
         return Sentence("{0} differs by {1}; what goes in differs by {2}", place, size, _percent(origin.inside))
     if _takes_redacted(walker, origin.op):
@@ -162,11 +164,13 @@ def _same_elements(walker: DifferenceWalk, op: int) -> bool:
     """What a record takes in has the same statistics: are its elements the same, too? Digests say so, elements that were saved, and
     statistics of one number."""
     side, golden, measured = walker.side, walker.golden.side, walker.measured
-    for at in walker.span_of(op):
-        row, other = walker.rows[at]
-        if side.role[row] in (OUTPUT, PARAMETERS_GRAD) or row in side.values or measured.elements[at]:
+    for pair in walker.span_of(op):
+        row, golden_row = walker.rows[pair]
+        if side.role[row] in (OUTPUT, PARAMETERS_GRAD) or row in side.values or measured.elements[pair]:
             continue
-        digests = (side.md5[row] and golden.md5[other]) or ("digest" in side.extra.get(row, ()) and "digest" in golden.extra.get(other, ()))
+        digests = (side.md5[row] and golden.md5[golden_row]) or (
+            "digest" in side.extra.get(row, ()) and "digest" in golden.extra.get(golden_row, ())
+        )
         largest, least, *_ = side.stats[row]
         if not digests and distances.elements(side.shape[row]) > 1 and largest != least:
             return False
@@ -205,13 +209,13 @@ def _explain_input(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence
     side, golden = walker.side, walker.golden.side
     record, place = side.ops[origin.op], place_of(side, origin.row)
     name = argument_name(record, place, stack_of(side, record))
-    here, there = walker.target.producers.get(origin.row), walker.golden.producers.get(origin.other)
-    if here is not None and there is not None and walker.back.get(there) != here:
-        return Sentence("{0} comes from {1}, in the golden run from {2}", name, side.ops[here], golden.ops[there])
-    if here is not None and there is None:
-        return Sentence("{0} is what {1} gives; in the golden run it is changed in between", name, side.ops[here])
-    if there is not None and here is None:
-        return Sentence("{0} is not what {1} gives, as it is in the golden run", name, golden.ops[there])
+    target_source, golden_source = walker.target.producers.get(origin.row), walker.golden.producers.get(origin.other)
+    if target_source is not None and golden_source is not None and walker.back.get(golden_source) != target_source:
+        return Sentence("{0} comes from {1}, in the golden run from {2}", name, side.ops[target_source], golden.ops[golden_source])
+    if target_source is not None and golden_source is None:
+        return Sentence("{0} is what {1} gives; in the golden run it is changed in between", name, side.ops[target_source])
+    if golden_source is not None and target_source is None:
+        return Sentence("{0} is not what {1} gives, as it is in the golden run", name, golden.ops[golden_source])
     return Sentence("{0} is not the same", name) if name != place else Sentence("")
 
 
@@ -227,7 +231,7 @@ def other_argument(side: DumpTable, row: int, golden: DumpTable, other: int) -> 
 
 def _apart(*values: Any) -> tuple[str, ...]:
     """Values as text; numbers with as few digits as tell them apart."""
-    short = tuple(f"{one:.6g}" if type(one) is float and len(repr(one)) > _LONG else repr(one) for one in values)
+    short = tuple(f"{value:.6g}" if type(value) is float and len(repr(value)) > _LONG else repr(value) for value in values)
     return short if len(set(short)) == len(short) else tuple(map(repr, values))
 
 
@@ -245,7 +249,7 @@ def _why_unknown(walker: DifferenceWalk, row: int) -> Sentence:
 def _takes_redacted(walker: DifferenceWalk, op: int) -> bool:
     """Does a record take in what cannot be compared, because its values were left out?"""
     hidden = walker.measured.one_sided[:, missing_statistics.REDACTED]
-    return any(hidden[at] and walker.side.role[walker.rows[at][0]] == INPUT for at in walker.span_of(op))
+    return any(hidden[pair] and walker.side.role[walker.rows[pair][0]] == INPUT for pair in walker.span_of(op))
 
 
 def place_of(side: DumpTable, row: int) -> str:
@@ -263,16 +267,16 @@ def _size(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
 
 def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     """What the two rows hold that has no distance: NaN or Inf, or another shape."""
-    mine, theirs = origin.row, origin.other
-    if mine < 0 or theirs < 0 or mine in side.values or theirs in golden.values:
+    target_row, golden_row = origin.row, origin.other
+    if target_row < 0 or golden_row < 0 or target_row in side.values or golden_row in golden.values:
         return ""
-    bad = bool(distances.nonfinite(side, [mine]).any()), bool(distances.nonfinite(golden, [theirs]).any())
+    bad = bool(distances.nonfinite(side, [target_row]).any()), bool(distances.nonfinite(golden, [golden_row]).any())
     if any(bad):
-        pairs = ((side, mine, bad[0]), (golden, theirs, bad[1]))
-        here, there = (_bad(one, row) if holds else Sentence("finite") for one, row, holds in pairs)
-        return Sentence(" ({0}, in the golden run {1})", here, there)
-    if side.shape[mine] != golden.shape[theirs]:
-        return Sentence(" (shape {0}, in the golden run {1})", side.shape[mine], golden.shape[theirs])
+        pairs = ((side, target_row, bad[0]), (golden, golden_row, bad[1]))
+        target_words, golden_words = (_bad(table, row) if holds else Sentence("finite") for table, row, holds in pairs)
+        return Sentence(" ({0}, in the golden run {1})", target_words, golden_words)
+    if side.shape[target_row] != golden.shape[golden_row]:
+        return Sentence(" (shape {0}, in the golden run {1})", side.shape[target_row], golden.shape[golden_row])
     return ""
 
 
@@ -323,11 +327,14 @@ def _parameter(walker: DifferenceWalk, row: int) -> str:
     return ""
 
 
-def _numbers_agree(found: Divergence) -> bool:
+def _numbers_agree(divergence: Divergence) -> bool:
     """No tensor that both sides have differs; what one of them has none of is no number."""
-    for walker in found.different().walkers.values():
-        m, (left, right) = walker.measured, factorize.columns(walker.rows)
-        tensors = [factorize.of_each(one.shape, _is_shape, bool)[rows] for one, rows in ((walker.side, left), (walker.golden.side, right))]
+    for walker in divergence.different().walkers.values():
+        m, (target_rows, golden_rows) = walker.measured, factorize.columns(walker.rows)
+        tensors = [
+            factorize.of_each(table.shape, _is_shape, bool)[rows]
+            for table, rows in ((walker.side, target_rows), (walker.golden.side, golden_rows))
+        ]
         if ((np.array(walker.carried.alone) > 1) & ~m.argument & tensors[0] & tensors[1]).any():
             return False
     return True
@@ -337,13 +344,13 @@ def _is_shape(shape: Any) -> bool:
     return isinstance(shape, list)
 
 
-def finding_of(found: Divergence, rank: int, origin: DifferenceOrigin) -> str:
+def finding_of(divergence: Divergence, rank: int, origin: DifferenceOrigin) -> str:
     """Which of the findings an origin is."""
-    walker = found.walkers[rank]
-    if origin.kind == origins.GRADLESS and _numbers_agree(found):
+    walker = divergence.walkers[rank]
+    if origin.kind == origins.GRADLESS and _numbers_agree(divergence):
         return findings.STRUCTURE
-    at = walker.pair_of(origin.row)
-    if at >= 0 and walker.measured.bad_target[at] and not walker.measured.bad_golden[at]:
+    pair = walker.pair_of(origin.row)
+    if pair >= 0 and walker.measured.bad_target[pair] and not walker.measured.bad_golden[pair]:
         return findings.OVERFLOW if overflows(origin, walker) else findings.NONFINITE
     if origin.kind == origins.RESULT and walker.side.ops[origin.op].startswith("Distributed."):
         return findings.COLLECTIVE

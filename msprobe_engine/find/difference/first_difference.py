@@ -15,14 +15,14 @@ from msprobe_engine.measure import factorize, roundoff
 from msprobe_engine.measure.segments import SegmentReduce
 
 
-def of_step(step: int, found: Divergence) -> Suspect | None:
+def of_step(step: int, divergence: Divergence) -> Suspect | None:
     """The first record of a step, over all ranks and in the order of execution, with a number that is not the same on both sides."""
-    origins = {rank: [origin] for rank, origin in found.of_each(_of_rank).items() if origin is not None}
-    first = cross_rank.first_in_time(origins, found.links)
+    origins = {rank: [origin] for rank, origin in divergence.of_each(_of_rank).items() if origin is not None}
+    first = cross_rank.first_in_time(origins, divergence.links)
     if not first:
         return None
     rank, origin = first[0]
-    return explain.suspect(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank])
+    return explain.suspect(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank])
 
 
 def describe_first_difference(first: Suspect) -> Sentence:
@@ -33,15 +33,15 @@ def describe_first_difference(first: Suspect) -> Sentence:
     return Sentence("The runs begin to differ at step {0}, rank {1}, {2}: {3}.", first.step, first.rank, first.record, first.why)
 
 
-def behind_unseen_update(first: Suspect, found: Divergence) -> list[str]:
+def behind_unseen_update(first: Suspect, divergence: Divergence) -> list[str]:
     """That nobody can tell what has moved the parameters that differ first, in runs of one layout that record no calls of functions.
 
     Args:
         first: in a later step than the first one.
-        found: the last step.
+        divergence: the last step.
     """
-    kinds = (kind for walker in found.different().walkers.values() for kind in walker.target.kinds)
-    if first.kind != PARAMETER or found.wholes or any(len(kind) == 3 for kind in kinds):
+    kinds = (kind for walker in divergence.different().walkers.values() for kind in walker.target.kinds)
+    if first.kind != PARAMETER or divergence.wholes or any(len(kind) == 3 for kind in kinds):
         return []
     template = (
         "parameters differ from step {0} on, though all before was the same to the last bit: other settings of the optimizer or"
@@ -50,16 +50,16 @@ def behind_unseen_update(first: Suspect, found: Divergence) -> list[str]:
     return [Sentence(template, first.step)]
 
 
-def begin_otherwise(first: Suspect, found: Divergence) -> list[str]:
+def begin_otherwise(first: Suspect, divergence: Divergence) -> list[str]:
     """That runs of one layout do not begin with the same weights: another rounding where they were loaded looks like weights that were
     changed by as much, and all that follows is held to the difference that these make. Statistics that differ by no
     more than their sums may do not tell of other weights.
 
     Args:
         first: in the first step.
-        found: the last step.
+        divergence: the last step.
     """
-    if first.kind != PARAMETER or first.step or found.wholes or (first.distance is not None and first.distance <= roundoff.FLOOR):
+    if first.kind != PARAMETER or first.step or divergence.wholes or (first.distance is not None and first.distance <= roundoff.FLOOR):
         return []
     template = (
         "the runs do not begin with the same weights: {0}, {1}; rounding that they had where they were loaded may be as large, so that"
@@ -75,15 +75,15 @@ def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
     order = walker.order[records[walker.order]]
     if not len(order):
         return None
-    op, other = walker.structure.pairs[int(order[0])]
+    op, golden_op = walker.structure.pairs[int(order[0])]
     span = np.array(walker.span_of(op))
     span = span[differs[span]]
     role = np.frombuffer(bytes(walker.side.role), np.uint8)[factorize.columns(walker.rows)[0][span]]
     taken = ~np.isin(role, (OUTPUT, PARAMETERS_GRAD))
     shown = span[taken] if taken.any() else span
-    at = int(shown[np.argmax(m.distance[shown])])
-    row, golden_row = walker.rows[at]
+    pair = int(shown[np.argmax(m.distance[shown])])
+    row, golden_row = walker.rows[pair]
     kind = RESULT if not taken.any() else PARAMETER if walker.side.role[row] == PARAMETERS or walker.is_parameter(row) else TAKEN
-    found = DifferenceOrigin(op, other, kind, row, golden_row, float(m.distance[at]), 0.0, 0.0)
-    walker.blame_unmatched(found)
-    return found
+    origin = DifferenceOrigin(op, golden_op, kind, row, golden_row, float(m.distance[pair]), 0.0, 0.0)
+    walker.blame_unmatched(origin)
+    return origin

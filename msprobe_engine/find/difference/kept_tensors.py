@@ -18,28 +18,28 @@ def of_pairs(tree: Tree, pairs: Sequence[tuple[int, int]], positions: Mapping[in
     side = tree.side
     own, twins, members, groups = (list[int]() for _ in range(4))
     calls: dict[str, list[int]] = {}  # module path -> positions of its calls
-    for at, (op, _) in enumerate(pairs):
+    for position, (op, _) in enumerate(pairs):
         kind = tree.kinds[op]
         if tree.gradients[op]:
             continue
         if len(kind) == 4:
-            calls.setdefault(kind[2], []).append(at)
+            calls.setdefault(kind[2], []).append(position)
         if kind[0] == "backward":
             twin = positions.get(tree.index.get(forward_twin(side.ops[op]), -1), -1)
             if twin >= 0:
-                own.append(at)
+                own.append(position)
                 twins.append(twin)
-    gradients = [(at, op) for at, (op, _) in enumerate(pairs) if tree.gradients[op]]
+    gradients = [(position, op) for position, (op, _) in enumerate(pairs) if tree.gradients[op]]
     tied: dict[parameter_owner.Mark, dict[str, None]] = {}
     for _, op in gradients:
         for row in side.rows(op):
             if (mark := parameter_owner.mark(side, row)) is not None:
                 tied.setdefault(mark, {})[tree.kinds[op][2]] = None
-    for at, op in gradients:
+    for position, op in gradients:
         marks = [parameter_owner.mark(side, row) for row in side.rows(op)]
         for path in dict.fromkeys((tree.kinds[op][2], *(path for mark in marks if mark is not None for path in tied[mark]))):
             behind = calls.get(path, ())
             members += behind
-            groups += [at] * len(behind)
+            groups += [position] * len(behind)
     a, b, c, d = (np.array(some, np.int64) for some in (own, twins, members, groups))
     return a, b, c, d

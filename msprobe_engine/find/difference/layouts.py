@@ -32,21 +32,28 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
     sides = (*target.values(), *golden.values())
     if any(was_cut_off(side.path, side.header, side.recovered) for side in sides) and _say_one_layout(target, golden):
         return False
-    a, b = target[min(target)], golden[min(golden)]
-    if len(cut_into_micro_batches({0: a}, golden)) > 1 or len(cut_into_micro_batches({0: b}, target)) > 1:
+    target_table, golden_table = target[min(target)], golden[min(golden)]
+    if len(cut_into_micro_batches({0: target_table}, golden)) > 1 or len(cut_into_micro_batches({0: golden_table}, target)) > 1:
         return True
-    places = {_bare(name): shape for name, shape in zip(b.name, b.shape) if isinstance(shape, list) and shape}
-    mine = [(_bare(name), shape, role) for name, shape, role in zip(a.name, a.shape, a.role) if isinstance(shape, list) and shape]
-    shared = [(shape, places[name]) for name, shape, _ in mine if name in places and not _is_flat(name, shape, places[name])]
-    if any(role == PARAMETERS and merge_statistics.fills_up(shape, places.get(name)) for name, shape, role in mine):
+    places = {_bare(name): shape for name, shape in zip(golden_table.name, golden_table.shape) if isinstance(shape, list) and shape}
+    target_rows = [
+        (_bare(name), shape, role)
+        for name, shape, role in zip(target_table.name, target_table.shape, target_table.role)
+        if isinstance(shape, list) and shape
+    ]
+    shared = [(shape, places[name]) for name, shape, _ in target_rows if name in places and not _is_flat(name, shape, places[name])]
+    if any(role == PARAMETERS and merge_statistics.fills_up(shape, places.get(name)) for name, shape, role in target_rows):
         return True
-    if len(target) == len(golden) == 1 and not any(side.collectives or "parallel" in side.header for side in (a, b)):
+    if len(target) == len(golden) == 1 and not any(side.collectives or "parallel" in side.header for side in (target_table, golden_table)):
         return False  # two processes that work alone: models of other sizes, not pieces
-    if len(target) > 1 and expected_differences.shares_out(Tree(a)) != expected_differences.shares_out(Tree(b)):
+    if len(target) > 1 and expected_differences.shares_out(Tree(target_table)) != expected_differences.shares_out(Tree(golden_table)):
         return True
-    other = sum(x != y and merge_statistics.whole_shape(x, y) is not None for x, y in shared)
+    cut = sum(
+        target_shape != golden_shape and merge_statistics.whole_shape(target_shape, golden_shape) is not None
+        for target_shape, golden_shape in shared
+    )
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
-    return (50 if many else 5) * other > len(shared)
+    return (50 if many else 5) * cut > len(shared)
 
 
 def _is_flat(name: str, shape: list[Any], other: list[Any]) -> bool:
@@ -65,7 +72,7 @@ def _say_one_layout(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTa
     return bool(sizes[0]) and all(size == sizes[0] for size in sizes)
 
 
-def has_pieces(found: Divergence) -> bool:
+def has_pieces(divergence: Divergence) -> bool:
     """Something was put together, of runs that make most of their calls both; else they are not of two layouts, and one of them only lacks
     calls. Those of the update do not count: one call may update all parameters."""
 
@@ -74,7 +81,7 @@ def has_pieces(found: Divergence) -> bool:
 
     return any(
         whole.made_of and _LEAST * len(whole.structure.pairs) >= max(calls(whole.target), calls(whole.golden))
-        for whole in found.wholes.values()
+        for whole in divergence.wholes.values()
     )
 
 
@@ -91,17 +98,17 @@ class PieceWalker(DifferenceWalk):
         self.one_program = False
 
     def walk(self, floor: float = 0.0, start: Noise | None = None) -> Walk:
-        found = super().walk(floor, start)
-        for origin in found.origins:
+        walked = super().walk(floor, start)
+        for origin in walked.origins:
             self._blame_part(origin)
-        if not found.origins:  # round-off does not part the ranks
-            found.origins = [self._of_ranks(row) for row in sorted(self.whole.apart) if self.pair_of(row) >= 0]
-        return found
+        if not walked.origins:  # round-off does not part the ranks
+            walked.origins = [self._of_ranks(row) for row in sorted(self.whole.apart) if self.pair_of(row) >= 0]
+        return walked
 
     def _of_ranks(self, row: int) -> DifferenceOrigin:
         """An update that each rank makes of all of a parameter, and with other numbers than the other ranks."""
-        op, at = self.side.op[row], self.pair_of(row)
-        origin = self._origin(op, self.structure.pairs[self.position(op)][1], UNSUMMED, at, 0.0)
+        op, pair = self.side.op[row], self.pair_of(row)
+        origin = self._origin(op, self.structure.pairs[self.position(op)][1], UNSUMMED, pair, 0.0)
         origin.op = self.whole.source.get(row, op)
         return origin
 
@@ -132,60 +139,60 @@ def diverge_layouts(
 ) -> Divergence:
     """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target. `moved` counts when the golden side is
     of one piece."""
-    ours, theirs = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
-    turn = len(theirs) > len(ours)  # the run of more pieces says what is a part and what a replica
-    joiner = Unsharder(theirs, ours) if turn else Unsharder(ours, theirs)
+    target_pieces, golden_pieces = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
+    turn = len(golden_pieces) > len(target_pieces)  # the run of more pieces says what is a part and what a replica
+    joiner = Unsharder(golden_pieces, target_pieces) if turn else Unsharder(target_pieces, golden_pieces)
     join = joiner.join_turned if turn else joiner.join
-    units = (moved or {}).get(min(golden)) if len(theirs) == 1 else None
-    found = diverge_whole(join(), min(target), before, units)
-    whole = found.wholes[min(target)]
-    if whole.factor != 1.0 and _updates_with_the_factor(found):
-        found = diverge_whole(join(factors=False), min(target), before, units)
-    return found
+    units = (moved or {}).get(min(golden)) if len(golden_pieces) == 1 else None
+    divergence = diverge_whole(join(), min(target), before, units)
+    whole = divergence.wholes[min(target)]
+    if whole.factor != 1.0 and _updates_with_the_factor(divergence):
+        divergence = diverge_whole(join(factors=False), min(target), before, units)
+    return divergence
 
 
 def diverge_whole(whole: GlobalTensors, rank: int, before: Divergence | None = None, units: Floats | None = None) -> Divergence:
     """Walk what was put together; the walk bears the number `rank`."""
-    found = Divergence(noise=before.noise if before else 0.0)
-    found.structures[rank], found.walkers[rank], found.wholes[rank] = whole.structure, PieceWalker(whole), whole
+    divergence = Divergence(noise=before.noise if before else 0.0)
+    divergence.structures[rank], divergence.walkers[rank], divergence.wholes[rank] = whole.structure, PieceWalker(whole), whole
     if units is not None:
-        found.walkers[rank].moved = units
-    return settle_origins(found, before)
+        divergence.walkers[rank].moved = units
+    return settle_origins(divergence, before)
 
 
-def _updates_with_the_factor(found: Divergence) -> bool:
+def _updates_with_the_factor(divergence: Divergence) -> bool:
     """More of the gradients that the update takes in are off by the factor of the backward pass than are right: nobody took it out."""
-    with_it = right = 0
-    for rank, walker in found.walkers.items():
-        last, whole = last_backward(walker.target), found.wholes[rank]
-        for row, other in walker.rows:
-            ours, golden = whole.target.stats[row][3], whole.golden.stats[other][3]
+    summed = averaged = 0
+    for rank, walker in divergence.walkers.items():
+        last, whole = last_backward(walker.target), divergence.wholes[rank]
+        for row, golden_row in walker.rows:
+            target_norm, golden_norm = whole.target.stats[row][3], whole.golden.stats[golden_row][3]
             taken = walker.side.op[row] > last and walker.side.role[row] == INPUT and row not in walker.target.producers
-            if taken and golden > 0 and distances.elements(walker.side.shape[row]) > 1 and not walker.is_parameter(row):
-                with_it += abs(ours / golden / whole.factor - 1) < AGREES
-                right += abs(ours / golden - 1) < AGREES
-    return with_it > right
+            if taken and golden_norm > 0 and distances.elements(walker.side.shape[row]) > 1 and not walker.is_parameter(row):
+                summed += abs(target_norm / golden_norm / whole.factor - 1) < AGREES
+                averaged += abs(target_norm / golden_norm - 1) < AGREES
+    return summed > averaged
 
 
-def rank_of(found: Divergence, rank: int, origin: DifferenceOrigin) -> int:
+def rank_of(divergence: Divergence, rank: int, origin: DifferenceOrigin) -> int:
     """The rank an origin is on: the one replica that is off, else the rank of the walk."""
-    whole = found.wholes.get(rank)
+    whole = divergence.wholes.get(rank)
     return whole.rank.get(origin.row, rank) if whole is not None else rank
 
 
-def factor_of_gradients(found: Divergence) -> float | None:
+def factor_of_gradients(divergence: Divergence) -> float | None:
     """How many times the golden run's gradients are those that ranks sum up, where no call of an update shows the sums."""
-    whole = next(iter(found.wholes.values()), None)
-    walkers = found.walkers.values()
+    whole = next(iter(divergence.wholes.values()), None)
+    walkers = divergence.walkers.values()
     if whole is None or not whole.sure or any(len(kind) == 3 for walker in walkers for kind in walker.target.kinds):
         return None
     return whole.factor
 
 
-def describe_layouts(found: Divergence) -> list[str]:
+def describe_layouts(divergence: Divergence) -> list[str]:
     """Sentences about what was put together, what could not be compared, and the factor that was taken out."""
     lines: list[str] = []
-    for whole in found.wholes.values():
+    for whole in divergence.wholes.values():
         sizes = sorted(set(whole.made_of.values()))
         each = Sentence(" ({0} each)", " or ".join(map(str, sizes))) if sizes else ""
         template = "The runs are of different layouts: {0} tensors were put together from pieces{1}."

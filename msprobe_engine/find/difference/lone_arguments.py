@@ -31,18 +31,18 @@ def lone_arguments(
     sides = target.side, golden.side
     back = {b: a for a, b in pairs}
     alone = missing_statistics.alone(*sides, pairs, rows)
-    found: dict[int, list[LoneArgument]] = {}
-    for here, side, some_rows in zip((True, False), sides, alone):
+    candidates: dict[int, list[LoneArgument]] = {}
+    for in_target, side, some_rows in zip((True, False), sides, alone):
         for row in some_rows:
-            op = side.op[row] if here else back[side.op[row]]
+            op = side.op[row] if in_target else back[side.op[row]]
             value = side.values.get(row)
             if side.role[row] == INPUT and value is not None and len(target.kinds[op]) == 3:
                 place = side.name[row].rpartition(".input.")[2]
-                found.setdefault(op, []).append(LoneArgument(place, value, here))
-    left: dict[int, LoneArgument] = {}
-    for op, some in found.items():
-        others = {here: [repr(one.value) for one in some if one.here is not here] for here in (True, False)}
-        one = next((one for one in some if repr(one.value) not in others[one.here]), None)
-        if one is not None:
-            left[op] = one
-    return left
+                candidates.setdefault(op, []).append(LoneArgument(place, value, in_target))
+    kept: dict[int, LoneArgument] = {}
+    for op, some in candidates.items():
+        others = {in_target: [repr(argument.value) for argument in some if argument.here is not in_target] for in_target in (True, False)}
+        argument = next((argument for argument in some if repr(argument.value) not in others[argument.here]), None)
+        if argument is not None:
+            kept[op] = argument
+    return kept

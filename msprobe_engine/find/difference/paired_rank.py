@@ -90,8 +90,8 @@ class PairedRank:
         self.rows, self.starts = distances.paired_rows(self.side, golden.side, structure.pairs)
         self.extra = set(structure.only_target)
         self.missing = set(structure.only_golden)
-        self._position = {op: at for at, (op, _) in enumerate(structure.pairs)}
-        self.back = {b: a for a, b in structure.pairs}
+        self._position = {op: position for position, (op, _) in enumerate(structure.pairs)}
+        self.back = {golden_op: target_op for target_op, golden_op in structure.pairs}
         self.moved = np.zeros(0)  # by which round-off was measured to move the rows of the golden side; it is accepted, too
 
     @property
@@ -115,31 +115,31 @@ class PairedRank:
     @cached_property
     def given(self) -> dict[bytes, list[int]]:
         """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
-        found: dict[bytes, list[int]] = {}
+        rows_by_numbers: dict[bytes, list[int]] = {}
         for op in sorted(self.extra):
             if calls_function(self.target.kinds[op]):
                 for row in self.side.rows(op):
                     if self.side.role[row] == OUTPUT:
-                        found.setdefault(self.side.stats[row].tobytes(), []).append(row)
-        return found
+                        rows_by_numbers.setdefault(self.side.stats[row].tobytes(), []).append(row)
+        return rows_by_numbers
 
     @cached_property
     def gradients(self) -> dict[str, list[int]]:
         """Path of a module -> records of the gradients of its parameters, one of each micro batch."""
-        found: dict[str, list[int]] = {}
+        records: dict[str, list[int]] = {}
         for op, gradients in enumerate(self.target.gradients):
             if gradients:
-                found.setdefault(self.target.kinds[op][2], []).append(op)
-        return found
+                records.setdefault(self.target.kinds[op][2], []).append(op)
+        return records
 
     @cached_property
     def backward_calls(self) -> dict[str, list[int]]:
         """Path of a module -> records of the backward passes through it."""
-        found: dict[str, list[int]] = {}
+        records: dict[str, list[int]] = {}
         for op, kind in enumerate(self.target.kinds):
             if len(kind) == 4 and kind[0] == "backward":
-                found.setdefault(kind[2], []).append(op)
-        return found
+                records.setdefault(kind[2], []).append(op)
+        return records
 
     @cached_property
     def lone_arguments(self) -> dict[int, LoneArgument]:
@@ -161,8 +161,8 @@ class PairedRank:
 
     def span_of(self, op: int) -> range:
         """Positions of a record's pairs of rows; empty when nothing matches it."""
-        at = self._position.get(op)
-        return range(0) if at is None else range(self.starts[at], self.starts[at + 1])
+        position = self._position.get(op)
+        return range(0) if position is None else range(self.starts[position], self.starts[position + 1])
 
     def span_of_twin(self, op: int) -> range:
         """`span_of` of the backward call of a forward call."""
@@ -175,11 +175,11 @@ class PairedRank:
 
     def pair_of(self, row: int) -> int:
         """Position of the pair that a row of the target is in; -1 when it is in none."""
-        return next((at for at in self.span_of(self.side.op[row]) if self.rows[at][0] == row), -1)
+        return next((pair for pair in self.span_of(self.side.op[row]) if self.rows[pair][0] == row), -1)
 
     def other_arguments(self) -> list[int]:
         """Rows that are arguments of another value than on the golden side."""
-        return [self.rows[at][0] for at in np.flatnonzero(self.measured.argument).tolist()]
+        return [self.rows[pair][0] for pair in np.flatnonzero(self.measured.argument).tolist()]
 
     @cached_property
     def order(self) -> Integers:
@@ -190,9 +190,9 @@ class PairedRank:
         ops = place.copy()
         if gradients.any():
             ends = {kind[2]: i for i, kind in enumerate(tree.kinds) if len(kind) == 4 and kind[0] == "backward"}
-            for at in np.flatnonzero(gradients).tolist():
-                op = int(ops[at])
-                place[at] = max(ends.get(tree.kinds[op][2], op), op)
+            for position in np.flatnonzero(gradients).tolist():
+                op = int(ops[position])
+                place[position] = max(ends.get(tree.kinds[op][2], op), op)
         return np.lexsort((np.arange(len(ops)), ops, gradients, place))
 
     @property
@@ -216,9 +216,9 @@ class PairedRank:
             return False
         if not self._parameters[1]:  # no calls of modules, which would say so
             return self.target.takes_parameter(row)
-        at = self.pair_of(row)
-        rows = (self.side, row), (self.golden.side, self.rows[at][1])
-        return at >= 0 and any(side.stats[one].tobytes() in known for (side, one), known in zip(rows, self._parameters))
+        pair = self.pair_of(row)
+        rows = (self.side, row), (self.golden.side, self.rows[pair][1])
+        return pair >= 0 and any(side.stats[row_of_side].tobytes() in known for (side, row_of_side), known in zip(rows, self._parameters))
 
     def has_numbers_of_parameter(self, row: int) -> bool:
         """A row of the target has the numbers of a parameter that a module shows."""
@@ -229,28 +229,30 @@ class PairedRank:
         """`kept_tensors.of_pairs`."""
         return kept_tensors.of_pairs(self.target, self.structure.pairs, self._position)
 
-    def _origin(self, op: int, other: int, kind: str, at: int, inside: float, shown: int = -1) -> DifferenceOrigin:
-        """`at`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
-        row, golden_row = self.rows[at]
-        m, number = self.measured, at if shown < 0 else shown
+    def _origin(self, op: int, golden_op: int, kind: str, pair: int, inside: float, shown: int = -1) -> DifferenceOrigin:
+        """`pair`: the pair of rows to name; `shown`: that of the distance, when it is another one."""
+        row, golden_row = self.rows[pair]
+        m, number = self.measured, pair if shown < 0 else shown
         distance = float(m.distance[number])
         times = self.carried.ratio[number]
         count = distances.elements(self.side.shape[row])
-        noise = count >= 64 and m.norm[at] * np.sqrt(count) <= 8 * m.extremes[at] and kind in (RESULT, GRADIENT)
+        noise = count >= 64 and m.norm[pair] * np.sqrt(count) <= 8 * m.extremes[pair] and kind in (RESULT, GRADIENT)
         limit = distance / times if 0 < times < np.inf and distance < np.inf else 0.0
-        return DifferenceOrigin(op, other, kind, row, golden_row, distance, inside, limit, times, bool(noise))
+        return DifferenceOrigin(op, golden_op, kind, row, golden_row, distance, inside, limit, times, bool(noise))
 
-    def move(self, origin: DifferenceOrigin, at: int, given: int) -> None:
+    def move(self, origin: DifferenceOrigin, position: int, given: int) -> None:
         """The difference begins in what another pair of records takes in; `given`: the pair of rows."""
-        vars(origin).update(vars(self._origin(*self.structure.pairs[at], TAKEN, given, 0.0)))
+        vars(origin).update(vars(self._origin(*self.structure.pairs[position], TAKEN, given, 0.0)))
 
     def not_compared(self, op: int, given: bool = False) -> list[int]:
         """Rows of tensors that a record takes in (`given`: gives out) and that could not be compared."""
         side = self.side
-        rows = (self.rows[at][0] for at in self.span_of(op) if not self.measured.compared[at])
+        rows = (self.rows[pair][0] for pair in self.span_of(op) if not self.measured.compared[pair])
         tensors = (row for row in rows if side.dtype[row] and distances.elements(side.shape[row]))
         return [row for row in tensors if (side.role[row] in (OUTPUT, PARAMETERS_GRAD)) is given]
 
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
-        return any(self.side.role[self.rows[at][0]] in (OUTPUT, PARAMETERS_GRAD) and self.carried.alone[at] > 1 for at in self.span_of(op))
+        return any(
+            self.side.role[self.rows[pair][0]] in (OUTPUT, PARAMETERS_GRAD) and self.carried.alone[pair] > 1 for pair in self.span_of(op)
+        )

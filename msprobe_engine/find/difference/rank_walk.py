@@ -43,5 +43,5 @@ def walk_rank(
 
 def reuse_walk(begun: Mapping[int, RankWalk], rank: int, target: DumpTable, golden: DumpTable) -> RankWalk | None:
     """What was begun with these very sides, if anything was."""
-    found = begun.get(rank)
-    return found if found is not None and found.sides[0] is target and found.sides[1] is golden else None
+    walk = begun.get(rank)
+    return walk if walk is not None and walk.sides[0] is target and walk.sides[1] is golden else None

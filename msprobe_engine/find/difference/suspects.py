@@ -28,29 +28,31 @@ Look = Callable[[DifferenceWalk, int, int], list[Suspect]]
 """(walk, step, rank) -> what is seen there."""
 
 
-def of_origins(step: int, found: Divergence) -> list[Suspect]:
+def of_origins(step: int, divergence: Divergence) -> list[Suspect]:
     """Where differences begin, the most likely first. The first ones have words, and the first ones of those that are not the same."""
-    suspects = [_of_origin(explain.place, step, found, number) for number in range(len(found.origins))]
-    stages = stages_of({rank: walker.side for rank, walker in found.walkers.items()})
+    suspects = [_of_origin(explain.place, step, divergence, number) for number in range(len(divergence.origins))]
+    stages = stages_of({rank: walker.side for rank, walker in divergence.walkers.items()})
     for number in {*range(min(MOST_SUSPECTS, len(suspects))), *firsts(suspects, stages)[:MOST_SUSPECTS]}:
-        suspects[number] = _of_origin(explain.suspect, step, found, number)
+        suspects[number] = _of_origin(explain.suspect, step, divergence, number)
     return suspects
 
 
-def _of_origin(put: Callable[[int, int, DifferenceOrigin, DifferenceWalk], Suspect], step: int, found: Divergence, number: int) -> Suspect:
-    rank, origin = found.origins[number]
-    return _locate_in_dump(put(step, layouts.rank_of(found, rank, origin), origin, found.walkers[rank]), found, rank, origin)
+def _of_origin(
+    put: Callable[[int, int, DifferenceOrigin, DifferenceWalk], Suspect], step: int, divergence: Divergence, number: int
+) -> Suspect:
+    rank, origin = divergence.origins[number]
+    return _locate_in_dump(put(step, layouts.rank_of(divergence, rank, origin), origin, divergence.walkers[rank]), divergence, rank, origin)
 
 
-def of_precision(step: int, found: Divergence, other: Precision) -> Suspect:
+def of_precision(step: int, divergence: Divergence, other: Precision) -> Suspect:
     """The first record of runs that are of different precision as a whole."""
-    walker = found.walkers[other.rank]
+    walker = divergence.walkers[other.rank]
     row, partner = walker.rows[other.at]
     op, golden = walker.side.op[row], walker.golden.side.op[partner]
     origin = DifferenceOrigin(op, golden, PRECISION, row, partner, 0.0, 0.0, 0.0)
-    types = [one.removeprefix("torch.") for one in (other.target, other.golden)]
+    types = [dtype.removeprefix("torch.") for dtype in (other.target, other.golden)]
     return dataclasses.replace(
-        explain.suspect(step, layouts.rank_of(found, other.rank, origin), origin, walker),
+        explain.suspect(step, layouts.rank_of(divergence, other.rank, origin), origin, walker),
         why=other.sentence(),
         cause=Sentence("{0}, golden {1}", *types),
         distance=None,
@@ -58,36 +60,36 @@ def of_precision(step: int, found: Divergence, other: Precision) -> Suspect:
     )
 
 
-def of_facts(step: int, found: Divergence) -> list[Suspect]:
+def of_facts(step: int, divergence: Divergence) -> list[Suspect]:
     """Records that say something else beside numbers, by rank; what is cut in another way has other arguments, but for numbers such as a
     learning rate."""
     looks: list[Look] = [call_facts.find_differing_calls, no_update]
-    looks += [] if found.wholes else [find_one_sided_updates]
-    return [one for look in looks for one in _of_ranks(step, found, look)]
+    looks += [] if divergence.wholes else [find_one_sided_updates]
+    return [suspect for look in looks for suspect in _of_ranks(step, divergence, look)]
 
 
-def _of_ranks(step: int, found: Divergence, look: Look) -> Iterator[Suspect]:
+def _of_ranks(step: int, divergence: Divergence, look: Look) -> Iterator[Suspect]:
     """What is seen in each rank; in ranks that are walked together it is the same."""
-    for rank, some in found.of_each(lambda walker: look(walker, step, 0)).items():
-        yield from (dataclasses.replace(one, rank=rank) for one in some)
+    for rank, some in divergence.of_each(lambda walker: look(walker, step, 0)).items():
+        yield from (dataclasses.replace(suspect, rank=rank) for suspect in some)
 
 
 # Suspects of runs that were put together from stages and experts: named as in the dump of the rank they are on.
-def _locate_in_dump(suspect: Suspect, found: Divergence, rank: int, origin: DifferenceOrigin) -> Suspect:
+def _locate_in_dump(suspect: Suspect, divergence: Divergence, rank: int, origin: DifferenceOrigin) -> Suspect:
     """The suspect with record, tensor and partner as they are called where they were dumped; `module` is the path in the whole model.
 
     Args:
         suspect: as `explain.suspect` made it; its rank is the one replica that is off, or the lowest rank.
         rank: of the walk.
     """
-    walker = found.walkers[rank]
+    walker = divergence.walkers[rank]
     target, golden = walker.side, walker.golden.side
     shown, op = (golden, origin.partner) if origin.kind == MISSING else (target, origin.op)
-    here = origin_of(target, origin.op)
+    origin_in_dump = origin_of(target, origin.op)
     return dataclasses.replace(
         suspect,
         record=_name(shown, op),
-        rank=suspect.rank if here is None else here[0] + suspect.rank - rank,  # pipelines are cut alike, rank by rank
+        rank=suspect.rank if origin_in_dump is None else origin_in_dump[0] + suspect.rank - rank,  # pipelines are cut alike, rank by rank
         partner=_name(golden, origin.partner) if origin.partner >= 0 else "",
         tensor=_row(target, origin.row) if origin.row >= 0 else "",
         why=suspect.why
@@ -97,8 +99,8 @@ def _locate_in_dump(suspect: Suspect, found: Divergence, rank: int, origin: Diff
 
 
 def _name(side: DumpTable, op: int) -> str:
-    here = origin_of(side, op)
-    return side.ops[op] if here is None else here[1]
+    origin = origin_of(side, op)
+    return side.ops[op] if origin is None else origin[1]
 
 
 def _row(side: DumpTable, row: int) -> str:
@@ -112,24 +114,24 @@ def find_one_sided_updates(walker: DifferenceWalk, step: int, rank: int) -> list
     sides = walker.side, walker.golden.side
     if not (walker.missing or walker.extra) or are_of_different_frameworks(*sides) or dump_dialects.differ(*sides):
         return []
-    mine, theirs = _first_calls(walker.target), _first_calls(walker.golden)
-    if not mine or not theirs or walker.target.way_of_update or walker.golden.way_of_update:
+    target_calls, golden_calls = _first_calls(walker.target), _first_calls(walker.golden)
+    if not target_calls or not golden_calls or walker.target.way_of_update or walker.golden.way_of_update:
         return []
     of_target = set(_parameters(walker.target))
-    found: list[Suspect] = []
+    suspects: list[Suspect] = []
     for owner in dict.fromkeys(owner for owner in _parameters(walker.golden) if owner in of_target):
         name = ".".join(part for part in owner if part)
-        if owner in theirs and owner not in mine and walker.missing:
+        if owner in golden_calls and owner not in target_calls and walker.missing:
             why = Sentence("the optimizer of the golden run updates parameter {0}, and that of this run does not", name)
-            origin = DifferenceOrigin(0, theirs[owner], MISSING, -1, -1, 0.0, 0.0, 0.0)
-        elif owner in mine and owner not in theirs and walker.extra:
+            origin = DifferenceOrigin(0, golden_calls[owner], MISSING, -1, -1, 0.0, 0.0, 0.0)
+        elif owner in target_calls and owner not in golden_calls and walker.extra:
             why = Sentence("the optimizer of this run updates parameter {0}, and that of the golden run does not", name)
-            origin = DifferenceOrigin(mine[owner], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
+            origin = DifferenceOrigin(target_calls[owner], -1, EXTRA, -1, -1, 0.0, 0.0, 0.0)
         else:
             continue
         suspect = explain.suspect(step, rank, origin, walker)
-        found.append(dataclasses.replace(suspect, module=owner[0], why=why, distance=None, limit=None))
-    return found
+        suspects.append(dataclasses.replace(suspect, module=owner[0], why=why, distance=None, limit=None))
+    return suspects
 
 
 def no_update(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
@@ -159,11 +161,11 @@ def no_update(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
 
 def _first_calls(tree: Tree) -> dict[Owner, int]:
     """Parameter -> the first call of the update that belongs to it."""
-    found: dict[Owner, int] = {}
+    calls: dict[Owner, int] = {}
     for op, owner in sorted(owners(tree).items()):
         if not any(len(tree.kinds[above]) == 4 for above in tree.above(op)):
-            found.setdefault(owner, op)
-    return found
+            calls.setdefault(owner, op)
+    return calls
 
 
 def _parameters(tree: Tree) -> Iterator[Owner]:

@@ -115,46 +115,50 @@ class DifferenceWalk(PairedRank):
             floor: distances up to it are round-off whatever the dtype says (a noisier kind of arithmetic).
             start: noise at the end of the step before, whose weights this one begins with; None: there was none.
         """
-        found = Walk()
+        result = Walk()
         records = self._records()
         carried = self._carried = CarriedNoise(self, start, floor)
         made = [0.0] * len(self.side.ops)  # distance of what each record gave out, or holds inside
-        found.compared = int((records.known & records.counts).sum())
+        result.compared = int((records.known & records.counts).sum())
         inner, outer, moved = records.inner.tolist(), records.outer.tolist(), records.moved.tolist()
         parents = self.target.parents
-        for at in self.order[records.counts[self.order]].tolist():
-            carried.judge_pair(at)
-            op, other = self.structure.pairs[at]
-            if not moved[at] and not (records.argument[at] >= 0 and attribution.changes_places(self, op)):
+        for position in self.order[records.counts[self.order]].tolist():
+            carried.judge_pair(position)
+            op, golden_op = self.structure.pairs[position]
+            if not moved[position] and not (records.argument[position] >= 0 and attribution.changes_places(self, op)):
                 continue
-            origin = self._judge_call(op, other, at, records, made, not found.origins)
-            used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, other)
+            origin = self._judge_call(op, golden_op, position, records, made, not result.origins)
+            used = origin is None or origin.kind not in (RESULT, ARGUMENT, TAKEN) or not attribution.for_own_use(self, op, golden_op)
             if origin is not None and (origin.aside or not used):
-                found.aside.append(origin)
+                result.aside.append(origin)
             elif origin is not None:
-                found.origins.append(origin)
-            given, taken, worst = outer[at], inner[at], int(records.worst_out[at])
-            found.blurred += bool(given) and not carried.sharp[worst] and not self.is_off(op)
+                result.origins.append(origin)
+            given, taken, worst = outer[position], inner[position], int(records.worst_out[position])
+            result.blurred += bool(given) and not carried.sharp[worst] and not self.is_off(op)
             if self.is_off(op):
-                found.differing += 1
+                result.differing += 1
             elif given and not carried.judged[worst]:
-                found.unjudged += 1
-            elif found.largest < given < np.inf:
-                found.largest, found.largest_at = given, worst
-            made[op] = max(made[op], given, records.excused[at])
+                result.unjudged += 1
+            elif result.largest < given < np.inf:
+                result.largest, result.largest_at = given, worst
+            made[op] = max(made[op], given, records.excused[position])
             parent, inside = parents[op], max(given, taken if taken < np.inf else 0.0)
             while parent >= 0:
                 made[parent] = max(made[parent], inside)
                 parent = parents[parent]
-        found.end = carried.end
-        found.least = carried.smallest_factors()
-        found.origins, found.aside = (
-            [one for one in some if one.kind not in (TAKEN, RESULT, ARGUMENT) or not bookkeeping.comes_to_nothing(self, one.op)]
-            for some in (found.origins, found.aside)
+        result.end = carried.end
+        result.least = carried.smallest_factors()
+        result.origins, result.aside = (
+            [
+                kept_origin
+                for kept_origin in some
+                if kept_origin.kind not in (TAKEN, RESULT, ARGUMENT) or not bookkeeping.comes_to_nothing(self, kept_origin.op)
+            ]
+            for some in (result.origins, result.aside)
         )
-        for origin in found.origins:
+        for origin in result.origins:
             self.blame_unmatched(origin)
-        return found
+        return result
 
     def _records(self) -> RecordSums:
         """What each pair of records takes in and gives out, from the distances as they are now."""
@@ -205,54 +209,56 @@ class DifferenceWalk(PairedRank):
         Args:
             whole, inputs: the largest value of each pair of records, over all its rows and over its inputs.
         """
-        found = np.zeros(len(whole))
+        behind = np.zeros(len(whole))
         own, twins, members, groups = self.kept
-        found[own] = whole[twins]
-        np.maximum.at(found, groups, inputs[members])
-        return found
+        behind[own] = whole[twins]
+        np.maximum.at(behind, groups, inputs[members])
+        return behind
 
-    def _judge_call(self, op: int, other: int, at: int, records: RecordSums, made: Sequence[float], clean: bool) -> DifferenceOrigin | None:
+    def _judge_call(
+        self, op: int, golden_op: int, position: int, records: RecordSums, made: Sequence[float], clean: bool
+    ) -> DifferenceOrigin | None:
         side, ratio = self.side, self.carried.ratio
-        span = range(self.starts[at], self.starts[at + 1])
-        explained = max(0.0, made[op], records.behind[at])
-        for row, _ in self.rows[self.starts[at] : self.starts[at + 1]]:
+        span = range(self.starts[position], self.starts[position + 1])
+        explained = max(0.0, made[op], records.behind[position])
+        for row, _ in self.rows[self.starts[position] : self.starts[position + 1]]:
             source = self.target.producers.get(row)
             if source is not None and made[source] > explained:
                 explained = made[source]
-        inside, left = max(float(records.inner[at]), explained, self.foreign.get(op, 0.0)), None
-        argument = int(records.argument[at])
+        inside, aside = max(float(records.inner[position]), explained, self.foreign.get(op, 0.0)), None
+        argument = int(records.argument[position])
         argument = -1 if argument in self.carried.explained else argument
         worst_in, worst_out = self._worst(span, False), self._worst(span, True)
         part = left_out.gives_part(self, op)
-        if records.bad_out[at] >= 0 and not records.bad_in[at] and not np.isinf(explained) and not part:
-            return self._origin(op, other, NONFINITE, int(records.bad_out[at]), float(records.inner[at]))
+        if records.bad_out[position] >= 0 and not records.bad_in[position] and not np.isinf(explained) and not part:
+            return self._origin(op, golden_op, NONFINITE, int(records.bad_out[position]), float(records.inner[position]))
         comes_off = worst_out >= 0 and ratio[worst_out] > 1
         off = clean and worst_in >= 0 and ratio[worst_in] > 1
         off = off and not (part and left_out.gives_less(self, op) and not self.is_off(op))  # the rest of a buffer goes nowhere
-        if off and same_result.for_nothing(self, op, worst_in, bool(records.known[at]), self.is_off(op)):
+        if off and same_result.for_nothing(self, op, worst_in, bool(records.known[position]), self.is_off(op)):
             if (worst := same_result.worst(self, op)) >= 0:
-                left = self._origin(op, other, TAKEN, worst, 0.0)
-                left.aside = True
+                aside = self._origin(op, golden_op, TAKEN, worst, 0.0)
+                aside.aside = True
         elif off:
             kind = PARAMETER if side.role[self.rows[worst_in][0]] == PARAMETERS else TAKEN
             made_here = self.target.producers.get(self.rows[worst_in][0]) in self.extra
             if argument >= 0 and not made_here:  # the step before was called with it too, and left what is taken in (running statistics)
-                return self._origin(op, other, ARGUMENT, argument, 0.0, worst_in)
-            return self._origin(op, other, kind, worst_in, 0.0)
-        same_bits_in = self.one_program and not inside and float(records.outer[at]) > 0
+                return self._origin(op, golden_op, ARGUMENT, argument, 0.0, worst_in)
+            return self._origin(op, golden_op, kind, worst_in, 0.0)
+        same_bits_in = self.one_program and not inside and float(records.outer[position]) > 0
         by_argument = comes_off or same_bits_in or (argument >= 0 and attribution.changes_places(self, op))
         if argument >= 0 and by_argument:
-            return self._origin(op, other, ARGUMENT, argument, float(records.inner[at]), worst_out)
+            return self._origin(op, golden_op, ARGUMENT, argument, float(records.inner[position]), worst_out)
         if same_bits_in and op in self.lone_arguments:
-            return self._origin(op, other, DEFAULT, int(records.worst_out[at]), 0.0)
+            return self._origin(op, golden_op, DEFAULT, int(records.worst_out[position]), 0.0)
         if comes_off and not np.isinf(inside):
-            if left_out.hands_on(self, op) and records.inner[at] >= self.measured.distance[worst_out]:
-                return left  # what went in comes out
+            if left_out.hands_on(self, op) and records.inner[position] >= self.measured.distance[worst_out]:
+                return aside  # what went in comes out
             if ratio[worst_out] <= cancelling_gradients.steepness(self, op):
-                return left
+                return aside
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
-            return self._origin(op, other, kind, worst_out, inside)
-        return left
+            return self._origin(op, golden_op, kind, worst_out, inside)
+        return aside
 
     def _worst(self, span: range, given: bool) -> int:
         """The pair of rows that is most off, of what comes out or of the tensors that go in; -1: nothing is."""

@@ -15,12 +15,12 @@ _BEFORE, _AFTER, _OP = "param_origin", "param_updated", "norm"
 def changed_between(target: Run, golden: Run) -> list[Suspect]:
     """The parameters of the first step in which some are, in the order of the model; none where parameters never are what was left: another
     copy of them is written then."""
-    found: list[tuple[int, int, int, Suspect]] = []
+    changed: list[tuple[int, int, int, Suspect]] = []
     for rank in sorted(set(target.ranks) & set(golden.ranks)):
-        mine, theirs = _pairs(target, rank), _pairs(golden, rank)
-        kept = {place for place, (left, there) in mine.items() if _same(left, there)}
-        for at, ((step, key), (left, there)) in enumerate(mine.items()):
-            if (step, key) in kept or (step, key) not in theirs or not _same(*theirs[step, key]):
+        target_pairs, golden_pairs = _pairs(target, rank), _pairs(golden, rank)
+        kept = {place for place, (left, there) in target_pairs.items() if _same(left, there)}
+        for number, ((step, key), (left, there)) in enumerate(target_pairs.items()):
+            if (step, key) in kept or (step, key) not in golden_pairs or not _same(*golden_pairs[step, key]):
                 continue
             if not any(other_step == step or other == key for other_step, other in kept):
                 continue
@@ -30,9 +30,9 @@ def changed_between(target: Run, golden: Run) -> list[Suspect]:
             suspect = Suspect(
                 row, key.name.rpartition(".")[0], rank, step, kind="series", why=why, tensor=row, distance=abs(left - there) / there
             )
-            found.append((step, rank, at, suspect))
-    first = min((step for step, *_ in found), default=-1)
-    return [suspect for step, _, _, suspect in sorted(found, key=lambda one: one[:3]) if step == first]
+            changed.append((step, rank, number, suspect))
+    first = min((step for step, *_ in changed), default=-1)
+    return [suspect for step, _, _, suspect in sorted(changed, key=lambda item: item[:3]) if step == first]
 
 
 def _pairs(run: Run, rank: int) -> dict[tuple[int, Key], tuple[float, float]]:
@@ -41,14 +41,14 @@ def _pairs(run: Run, rank: int) -> dict[tuple[int, Key], tuple[float, float]]:
     if not all(family in families and _OP in run.ops(rank, family) for family in (_BEFORE, _AFTER)):
         return {}
     begins, left = run.series(rank, _BEFORE, _OP), run.series(rank, _AFTER, _OP)
-    found: dict[tuple[int, Key], tuple[float, float]] = {}
+    pairs: dict[tuple[int, Key], tuple[float, float]] = {}
     for key, series in begins.items():
         if key in left:
             ends = dict(zip(left[key].steps.tolist(), left[key].values.tolist()))
             steps = zip(series.steps.tolist(), series.values.tolist())
-            found.update({(step, key): (ends[step - 1], value) for step, value in steps if step - 1 in ends and value > 0})
-    return found
+            pairs.update({(step, key): (ends[step - 1], value) for step, value in steps if step - 1 in ends and value > 0})
+    return pairs
 
 
-def _same(left: float, there: float) -> bool:
-    return abs(left - there) <= SAME * there
+def _same(behind: float, begins: float) -> bool:
+    return abs(behind - begins) <= SAME * begins

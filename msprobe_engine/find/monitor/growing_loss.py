@@ -15,10 +15,10 @@ _GROWN = 1e3
 """A training that diverges multiplies its loss by more than this before it overflows; one that meets a single NaN does not."""
 
 
-def name_loss(found: Diagnosis, run: Run) -> None:
+def name_loss(diagnosis: Diagnosis, run: Run) -> None:
     """Say so in the first line of a NaN or Inf; of a loss that grows with the learning rate where it is known."""
-    first = found.first_suspect
-    if found.finding != NONFINITE or first is None:
+    first = diagnosis.first_suspect
+    if diagnosis.finding != NONFINITE or first is None:
         return
     numbers = run.scalars(first.rank)
     loss = _before(numbers.get("loss"), first.step)

@@ -34,27 +34,43 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
         for family in target.families(rank):
             if family not in golden.families(rank):
                 continue
-            others, steps = golden.kinds(rank, family), _first_steps(target, rank, family)
-            for at, (key, kinds) in enumerate(target.kinds(rank, family).items()):
-                mine, theirs = (
-                    [" or ".join(sorted({getattr(k, f) for k in ks} - {""})) for f in _FACTS] for ks in (kinds, others.get(key, ()))
+            golden_tensors, steps = golden.kinds(rank, family), _first_steps(target, rank, family)
+            for number, (key, kinds) in enumerate(target.kinds(rank, family).items()):
+                target_kinds, golden_kinds = (
+                    [" or ".join(sorted({getattr(k, f) for k in ks} - {""})) for f in _FACTS] for ks in (kinds, golden_tensors.get(key, ()))
                 )
-                varies = all(len({kind.shape for kind in ks}) > 1 for ks in (kinds, others.get(key, ())))
-                if all((mine[0], theirs[0])) and mine[0] != theirs[0] and not varies and (rank, family, key) not in cut:
+                varies = all(len({kind.shape for kind in ks}) > 1 for ks in (kinds, golden_tensors.get(key, ())))
+                if (
+                    all((target_kinds[0], golden_kinds[0]))
+                    and target_kinds[0] != golden_kinds[0]
+                    and not varies
+                    and (rank, family, key) not in cut
+                ):
                     step = steps.get(key, 0)
-                    shapes.append(((step, *order_in_step(family, key, at), rank), _suspect(rank, step, family, key, mine[0], theirs[0])))
-                if all((mine[1], theirs[1])) and mine[1] != theirs[1]:
-                    types.setdefault((mine[1], theirs[1]), []).append(f"rank {rank}, {family}/{key.name}")
-                    if family in ("actv", *_STATES) and {mine[1], theirs[1]} <= FLOATS.keys():
+                    shapes.append(
+                        (
+                            (step, *order_in_step(family, key, number), rank),
+                            _suspect(rank, step, family, key, target_kinds[0], golden_kinds[0]),
+                        )
+                    )
+                if all((target_kinds[1], golden_kinds[1])) and target_kinds[1] != golden_kinds[1]:
+                    types.setdefault((target_kinds[1], golden_kinds[1]), []).append(f"rank {rank}, {family}/{key.name}")
+                    if family in ("actv", *_STATES) and {target_kinds[1], golden_kinds[1]} <= FLOATS.keys():
                         step = steps.get(key, 0)
-                        one = _other_type(rank, step, family, key, mine[1], theirs[1])
-                        computed.append(((step, *order_in_step(family, key, at), rank), one))
+                        item = _other_type(rank, step, family, key, target_kinds[1], golden_kinds[1])
+                        computed.append(((step, *order_in_step(family, key, number), rank), item))
     said = [
-        Sentence("{0} tensors have data type {1}, in the golden run {2}; the first is {3}", f"{len(names):,}", mine, theirs, names[0])
-        for (mine, theirs), names in types.items()
+        Sentence(
+            "{0} tensors have data type {1}, in the golden run {2}; the first is {3}",
+            f"{len(names):,}",
+            target_kinds,
+            golden_kinds,
+            names[0],
+        )
+        for (target_kinds, golden_kinds), names in types.items()
     ]
-    first = [suspect for _, suspect in sorted(computed, key=lambda one: one[0])[:1]]
-    return [suspect for _, suspect in sorted(shapes, key=lambda one: one[0])], list(said), first
+    first = [suspect for _, suspect in sorted(computed, key=lambda item: item[0])[:1]]
+    return [suspect for _, suspect in sorted(shapes, key=lambda item: item[0])], list(said), first
 
 
 def rounded_in_one_run(run: Run, other: Run, items: Iterable[Number]) -> Suspect | None:
@@ -72,21 +88,23 @@ def rounded_in_one_run(run: Run, other: Run, items: Iterable[Number]) -> Suspect
     for item in items:
         if item.op in ("max", "min") and (item.rank, item.family, item.key) in wide and (same or item.family in _STATES):
             extremes.setdefault(item.family, {}).setdefault((item.step, item.rank, item.key), {})[item.op] = item
-    found: list[tuple[tuple[int, ...], Suspect]] = []
+    suspects: list[tuple[tuple[int, ...], Suspect]] = []
     for pairs in extremes.values():
         both = [tuple(pair.values()) for pair in pairs.values() if len(pair) == 2]
-        mine, theirs = (np.array([[getattr(one, side) for one in pair] for pair in both]).reshape(-1, 2) for side in ("target", "golden"))
-        if told := coarse_values.rounded_on_one_side(mine, theirs):
-            types = (told[0], _WIDE) if told[1] else (_WIDE, told[0])
-            first = min((one for one, _ in both), key=lambda one: (one.step, *one.order, one.rank))
+        target_extremes, golden_extremes = (
+            np.array([[getattr(number, side) for number in pair] for pair in both]).reshape(-1, 2) for side in ("target", "golden")
+        )
+        if rounding := coarse_values.rounded_on_one_side(target_extremes, golden_extremes):
+            types = (rounding[0], _WIDE) if rounding[1] else (_WIDE, rounding[0])
+            first = min((number for number, _ in both), key=lambda number: (number.step, *number.order, number.rank))
             why = Sentence(
-                "its type is {0}, and all numbers of it and {1} others are those of {2} in one run alone", _WIDE, len(both) - 1, told[0]
+                "its type is {0}, and all numbers of it and {1} others are those of {2} in one run alone", _WIDE, len(both) - 1, rounding[0]
             )
             row, cause = f"{first.family}/{first.key.name}", Sentence("{0}, golden {1}", *types)
             module = first.key.name.rpartition(".")[0]
             suspect = Suspect(row, module, first.rank, first.step, kind="precision", why=why, cause=cause, tensor=row)
-            found.append(((first.step, *first.order), suspect))
-    return min(found, key=lambda one: one[0])[1] if found else None
+            suspects.append(((first.step, *first.order), suspect))
+    return min(suspects, key=lambda number: number[0])[1] if suspects else None
 
 
 def _places(run: Run, rank: int) -> set[Key]:
@@ -95,15 +113,20 @@ def _places(run: Run, rank: int) -> set[Key]:
 
 def of_other_form(run: Run, other: Run) -> set[tuple[int, str, Key]]:
     """(rank, family, tensor) of which one run has integers or bool and the other one numbers."""
-    found: set[tuple[int, str, Key]] = set()
+    tensors: set[tuple[int, str, Key]] = set()
     for rank in set(run.ranks) & set(other.ranks):
         for family in set(run.families(rank)) & set(other.families(rank)):
-            theirs = other.kinds(rank, family)
+            golden_kinds = other.kinds(rank, family)
             for key, kinds in run.kinds(rank, family).items():
-                pairs = [(one.dtype, two.dtype) for one in kinds for two in theirs.get(key, ()) if one.dtype and two.dtype]
+                pairs = [
+                    (kind.dtype, golden_kind.dtype)
+                    for kind in kinds
+                    for golden_kind in golden_kinds.get(key, ())
+                    if kind.dtype and golden_kind.dtype
+                ]
                 if pairs and all(other_form(*pair) for pair in pairs):
-                    found.add((rank, family, key))
-    return found
+                    tensors.add((rank, family, key))
+    return tensors
 
 
 class Cut(NamedTuple):
@@ -131,34 +154,39 @@ def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
     sizes = world_size(run), world_size(other)
     if not all(sizes) or sizes[0] == sizes[1]:
         return Cut()
-    found: dict[tuple[int, str, Key], str] = {}
+    cut: dict[tuple[int, str, Key], str] = {}
     dealt = False
     for rank in set(run.ranks) & set(other.ranks):
         for family in set(run.families(rank)) & set(other.families(rank)) - apart:
-            mine, theirs = run.kinds(rank, family), other.kinds(rank, family)
-            dealt = dealt or (family.startswith("param") and mine.keys() != theirs.keys())
-            for key, kinds in mine.items():
-                pairs = [(one.shape, two.shape) for one in kinds for two in theirs.get(key, ()) if one.shape and two.shape]
+            target_kinds, golden_kinds = run.kinds(rank, family), other.kinds(rank, family)
+            dealt = dealt or (family.startswith("param") and target_kinds.keys() != golden_kinds.keys())
+            for key, kinds in target_kinds.items():
+                pairs = [
+                    (kind.shape, golden_kind.shape)
+                    for kind in kinds
+                    for golden_kind in golden_kinds.get(key, ())
+                    if kind.shape and golden_kind.shape
+                ]
                 if pairs and all(_is_cut(*pair) for pair in pairs):
-                    found[rank, family, key] = f"{family}/{key.name} {pairs[0][0]}, {pairs[0][1]}"
+                    cut[rank, family, key] = f"{family}/{key.name} {pairs[0][0]}, {pairs[0][1]}"
     said: list[str] = []
-    if found:
+    if cut:
         template = "{0} tensors are cut over ranks otherwise, so that they cannot be compared, the first is {1}"
-        said.append(Sentence(template, f"{len(found):,}", min(found.values())))
+        said.append(Sentence(template, f"{len(cut):,}", min(cut.values())))
     families = {family for rank in run.ranks for family in run.families(rank) if family.startswith("actv")}
-    if families and any(family in families for _, family, _ in found):  # what is made of parts is a part of a sum before it is summed
+    if families and any(family in families for _, family, _ in cut):  # what is made of parts is a part of a sum before it is summed
         said.append(Sentence("actv and actv_grad cannot be compared: each rank may hold parts of sums"))
     else:
         families = set()
-    totals = _TOTALS if dealt or any(family.startswith("param") for _, family, _ in found) else frozenset()
+    totals = _TOTALS if dealt or any(family.startswith("param") for _, family, _ in cut) else frozenset()
     if totals:
         said.append(Sentence("{0} cannot be compared: the ranks hold other parts of the model", ", ".join(sorted(totals))))
-    return Cut(found.keys(), frozenset(families), totals, said)
+    return Cut(cut.keys(), frozenset(families), totals, said)
 
 
-def _is_cut(mine: str, theirs: str) -> bool:
+def _is_cut(target: str, golden: str) -> bool:
     """One shape is a part of the other, in one dimension."""
-    shapes = json.loads(mine), json.loads(theirs)
+    shapes = json.loads(target), json.loads(golden)
     if len(shapes[0]) != len(shapes[1]):
         return False
     other = [sorted(pair) for pair in zip(*shapes) if pair[0] != pair[1]]
@@ -176,13 +204,13 @@ def _first_steps(run: Run, rank: int, family: str) -> dict[Key, int]:
     return {key: int(series.steps[0]) for op in ops for key, series in run.series(rank, family, op).items()}
 
 
-def _other_type(rank: int, step: int, family: str, key: Key, mine: str, theirs: str) -> Suspect:
-    why, row = Sentence("it has data type {0}, in the golden run {1}", mine, theirs), f"{family}/{key.name}"
-    cause = Sentence("{0}, golden {1}", mine, theirs)
+def _other_type(rank: int, step: int, family: str, key: Key, target: str, golden: str) -> Suspect:
+    why, row = Sentence("it has data type {0}, in the golden run {1}", target, golden), f"{family}/{key.name}"
+    cause = Sentence("{0}, golden {1}", target, golden)
     return Suspect(row, key.name.rpartition(".")[0], rank, step, kind="precision", why=why, cause=cause, tensor=row)
 
 
-def _suspect(rank: int, step: int, family: str, key: Key, mine: str, theirs: str) -> Suspect:
-    why = Sentence("its shape is {0}, in the golden run {1}", mine, theirs)
+def _suspect(rank: int, step: int, family: str, key: Key, target: str, golden: str) -> Suspect:
+    why = Sentence("its shape is {0}, in the golden run {1}", target, golden)
     row = f"{family}/{key.name}"
     return Suspect(row, key.name.rpartition(".")[0], rank, step, kind="series", why=why, tensor=row)

@@ -43,88 +43,90 @@ MOST_SUSPECTS = 20
 
 def diagnose_monitor(run: Run) -> Diagnosis:
     """One run: its alerts in the order of execution; without alerts the first number that is none; then replicas that differ."""
-    found = Diagnosis()
-    found.looked_at = {"monitor": str(run.path), "ranks": len(run.ranks)}
+    diagnosis = Diagnosis()
+    diagnosis.looked_at = {"monitor": str(run.path), "ranks": len(run.ranks)}
     loaded = load(run.path)
     groups = merge_equal_alerts(in_order(loaded.anomalies))
     critical = [group for group in groups if group.first.critical] or groups
-    found.problems = loaded.missing + [f"{what} ({count})" for what, count in loaded.problems.items()]
-    found.remarks = loaded.notes
-    found.evidence += found.remarks
+    diagnosis.problems = loaded.missing + [f"{word} ({count})" for word, count in loaded.problems.items()]
+    diagnosis.remarks = loaded.notes
+    diagnosis.evidence += diagnosis.remarks
     if critical:
         first = critical[0].first
-        found.finding, found.alert = _finding_of(first), True
-        found.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
+        diagnosis.finding, diagnosis.alert = _finding_of(first), True
+        diagnosis.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
         if len(loaded.anomalies) > 1:
-            found.evidence.append(Sentence("{0} alerts; the first in the order of execution: {1}", len(loaded.anomalies), _message(first)))
+            diagnosis.evidence.append(
+                Sentence("{0} alerts; the first in the order of execution: {1}", len(loaded.anomalies), _message(first))
+            )
         else:
-            found.evidence.append(Sentence("One alert: {0}", _message(first)))
-        found.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
-        found.next += _again(first.step, list(first.ranks), found.finding)
-        name_loss(found, run)
-        return found
+            diagnosis.evidence.append(Sentence("One alert: {0}", _message(first)))
+        diagnosis.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
+        diagnosis.next += _again(first.step, list(first.ranks), diagnosis.finding)
+        name_loss(diagnosis, run)
+        return diagnosis
     numbers = _count(run)
-    found.problems += [problem for what, count in run.problems.items() if (problem := f"{what} ({count})") not in found.problems]
-    found.looked_at["numbers"] = numbers
+    diagnosis.problems += [problem for word, count in run.problems.items() if (problem := f"{word} ({count})") not in diagnosis.problems]
+    diagnosis.looked_at["numbers"] = numbers
     if not numbers:  # `found.problems` has that no step is there
-        found.nothing = Sentence("There is nothing to judge: no alert and no number in it")
-        return found
+        diagnosis.nothing = Sentence("There is nothing to judge: no alert and no number in it")
+        return diagnosis
     items = list(not_finite(run))
     if items:
         bad = min(items, key=lambda item: (item.step, item.order, item.rank))
-        found.finding = findings.NONFINITE
-        found.suspects = [
+        diagnosis.finding = findings.NONFINITE
+        diagnosis.suspects = [
             _suspect(bad, Sentence("{0} is {1}: the first number in the order of execution that is not finite", bad.op, bad.target))
         ]
-        found.next = _again(bad.step, [bad.rank], found.finding)
-        name_loss(found, run)
-        return found
+        diagnosis.next = _again(bad.step, [bad.rank], diagnosis.finding)
+        name_loss(diagnosis, run)
+        return diagnosis
     replicas = check_replicas(run)
     if replicas.odd:
-        found.finding = findings.DESYNC
+        diagnosis.finding = findings.DESYNC
         odd = sorted(replicas.odd, key=_spread, reverse=True)
-        found.suspects = [_of_odd(one) for one in odd[:MOST_SUSPECTS]]
-        found.evidence += replicas.evidence
-        found.next = _again(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}), found.finding)
-        return found
+        diagnosis.suspects = [_of_odd(copy) for copy in odd[:MOST_SUSPECTS]]
+        diagnosis.evidence += replicas.evidence
+        diagnosis.next = _again(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}), diagnosis.finding)
+        return diagnosis
     if replicas.equal:
         template = "Nothing found: no alert, no number that is not finite, no parameter whose statistics differ between ranks"
-        found.nothing = Sentence(template)
+        diagnosis.nothing = Sentence(template)
     else:
-        found.nothing = Sentence("Nothing found: no alert, no number that is not finite")
+        diagnosis.nothing = Sentence("Nothing found: no alert, no number that is not finite")
     if len(run.ranks) > 1 and not replicas.equal:
-        say_not_compared(found, replicas.parted, _replica_check(run))
-    found.evidence.append(findings.ALONE)
-    return found
+        say_not_compared(diagnosis, replicas.parted, _replica_check(run))
+    diagnosis.evidence.append(findings.ALONE)
+    return diagnosis
 
 
-def diagnose_two_monitors(a: Run, b: Run, exact: bool = False) -> Diagnosis:
+def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diagnosis:
     """Two runs: the first step, and in it the first tensor in the order of execution, whose numbers part by more than before
     (`find.monitor.nearest`).
 
     Args:
-        a, b: the run in question, and the golden one.
+        target, golden: the run in question, and the golden one.
 
     Raises:
         NothingCapturedError: there is no number that both have.
     """
-    found = Diagnosis()
-    items, alone = paired_numbers(a, b)
-    apart, said_apart = not_comparable(a, b)
-    cut = cut_otherwise(a, b, apart)
+    diagnosis = Diagnosis()
+    items, alone = paired_numbers(target, golden)
+    apart, said_apart = not_comparable(target, golden)
+    cut = cut_otherwise(target, golden, apart)
     apart |= cut.families
-    unlike = of_other_form(a, b) | cut.tensors
+    unlike = of_other_form(target, golden) | cut.tensors
     items = [
         item
         for item in items
         if item.family not in apart and (item.rank, item.family, item.key) not in unlike and item.key.name not in cut.totals
     ]
     if not items:
-        raise NothingCapturedError(f"{a.path} and {b.path}: no rank, step and tensor in common; is it the same training?")
-    noise = SeriesNoise(a, b)
-    ranks_of_both = world_size(a), world_size(b)
+        raise NothingCapturedError(f"{target.path} and {golden.path}: no rank, step and tensor in common; is it the same training?")
+    noise = SeriesNoise(target, golden)
+    ranks_of_both = world_size(target), world_size(golden)
     items, said_scale = without_scale(items, noise.of_gradients, ranks_of_both[0] / ranks_of_both[1] if all(ranks_of_both) else 1.0)
-    found.evidence += said_scale
+    diagnosis.evidence += said_scale
     by_step: dict[int, list[Number]] = {}
     for item in items:
         by_step.setdefault(item.step, []).append(item)
@@ -134,56 +136,59 @@ def diagnose_two_monitors(a: Run, b: Run, exact: bool = False) -> Diagnosis:
         noise.add_step(by_step[step])
         limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
         off = nearest_first((item for item, limit in limits.items() if item.distance > limit), by_step[step])
-        largest = max((one for one in (largest, *limits) if one is not None), key=lambda one: one.distance, default=None)
+        largest = max((number for number in (largest, *limits) if number is not None), key=lambda number: number.distance, default=None)
         if off and alone_off is None and not exact and noise.may_pass(off, limits):
             alone_off = _Off(off, limits, len(by_step[step]))
             continue
         if off:
             alone_off = alone_off or _Off(off, limits, len(by_step[step]))
-            _say_part(found, alone_off)
-            found.next = _again(alone_off.items[0].step, [alone_off.items[0].rank], found.finding, golden=True)
+            _say_part(diagnosis, alone_off)
+            diagnosis.next = _again(alone_off.items[0].step, [alone_off.items[0].rank], diagnosis.finding, golden=True)
             break
         noise.accept(step, limits)
         if alone_off is not None and alone_off.is_answered(by_step[step]):
             alone_off = None
-    shapes, types, computed = other_kinds(a, b, cut.tensors)
-    shapes = [one for one in shapes if one.record.partition("/")[0] not in apart]
+    shapes, types, computed = other_kinds(target, golden, cut.tensors)
+    shapes = [number for number in shapes if number.record.partition("/")[0] not in apart]
     # what one run has no number of, and what was changed before a step begins, comes before all that differs in the step
     for finding, suspects in (
-        (findings.STRUCTURE, sorted([*never_there(a, b), *shapes], key=lambda one: one.step)),
-        (findings.DIVERGENCE, changed_between(a, b)),
+        (findings.STRUCTURE, sorted([*never_there(target, golden), *shapes], key=lambda number: number.step)),
+        (findings.DIVERGENCE, changed_between(target, golden)),
     ):
-        first = found.first_suspect
+        first = diagnosis.first_suspect
         if suspects and (first is None or suspects[0].step <= first.step):
-            found.finding, found.suspects = finding, [*suspects, *found.suspects][:MOST_SUSPECTS]
-    found.evidence += types
-    found.problems = [*missing_parts(a), *missing_parts(b), *steps_on_one_side(a, b), *said_apart, *cut.said]
-    found.remarks = [*still_running(a), *still_running(b), *other_runs(a), *other_runs(b), *began_later(a, b)]
-    found.evidence += found.remarks
-    found.problems += [_said_alone((b if k else a).path, names) for k, names in enumerate(alone) if names]
-    found.problems += [f"{what} ({count})" for run in (a, b) for what, count in run.problems.items()]
-    if not found.suspects:
-        found.evidence.append(_say_largest(largest))
-        if not computed and not cut.tensors and (rounded := rounded_in_one_run(a, b, items)) is not None:
+            diagnosis.finding, diagnosis.suspects = finding, [*suspects, *diagnosis.suspects][:MOST_SUSPECTS]
+    diagnosis.evidence += types
+    diagnosis.problems = [*missing_parts(target), *missing_parts(golden), *steps_on_one_side(target, golden), *said_apart, *cut.said]
+    diagnosis.remarks = [
+        *(said for of_runs in (still_running, other_runs) for run in (target, golden) for said in of_runs(run)),
+        *began_later(target, golden),
+    ]
+    diagnosis.evidence += diagnosis.remarks
+    diagnosis.problems += [_said_alone((golden if k else target).path, names) for k, names in enumerate(alone) if names]
+    diagnosis.problems += [f"{word} ({count})" for run in (target, golden) for word, count in run.problems.items()]
+    if not diagnosis.suspects:
+        diagnosis.evidence.append(_say_largest(largest))
+        if not computed and not cut.tensors and (rounded := rounded_in_one_run(target, golden, items)) is not None:
             computed = [rounded]
         if computed:  # numbers that agree within the round-off of another type are no all-clear
-            found.finding, found.suspects = findings.STRUCTURE, computed
-        found.problems += [] if alone_off is None else [alone_off.sentence()]
-    ranks = sorted(set(a.ranks) & set(b.ranks))
-    if unpaired := sorted(set(a.ranks) ^ set(b.ranks)):
+            diagnosis.finding, diagnosis.suspects = findings.STRUCTURE, computed
+        diagnosis.problems += [] if alone_off is None else [alone_off.sentence()]
+    ranks = sorted(set(target.ranks) & set(golden.ranks))
+    if unpaired := sorted(set(target.ranks) ^ set(golden.ranks)):
         template = "{0} are on one side only and were not compared"
         if len(unpaired) == 1:
             template = "{0} is on one side only and was not compared"
-        found.problems.append(Sentence(template, ranks_text(unpaired)))
+        diagnosis.problems.append(Sentence(template, ranks_text(unpaired)))
     steps = sorted(by_step)
-    found.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
-    return found
+    diagnosis.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
+    return diagnosis
 
 
 def _replica_check(run: Run) -> int | None:
     """The interval of ``monitor.replica_check``; None where a rank had none."""
-    found = [settings.get("replica_check") if isinstance(settings := run.info(rank).get("monitor"), dict) else None for rank in run.ranks]
-    steps = [one.get("interval") if isinstance(one, dict) else None for one in found]
+    checks = [settings.get("replica_check") if isinstance(settings := run.info(rank).get("monitor"), dict) else None for rank in run.ranks]
+    steps = [check.get("interval") if isinstance(check, dict) else None for check in checks]
     return max(step for step in steps if isinstance(step, int)) if steps and all(isinstance(step, int) for step in steps) else None
 
 
@@ -210,8 +215,12 @@ def _again(step: int, ranks: Sequence[int], finding: str, golden: bool = False) 
 def _spread(odd: Odd) -> float:
     """How far the copies of a parameter are from each other, of the size of the number."""
     rows = [row.get("value", ()) for row in odd.numbers.values()]
-    pairs = [(one, two) for one, two in zip(*rows) if isinstance(one, float) and isinstance(two, float)] if len(rows) == 2 else []
-    sizes = [abs(one - two) / max(abs(one), abs(two)) for one, two in pairs if one != two]
+    pairs = (
+        [(first, second) for first, second in zip(*rows) if isinstance(first, float) and isinstance(second, float)]
+        if len(rows) == 2
+        else []
+    )
+    sizes = [abs(first - second) / max(abs(first), abs(second)) for first, second in pairs if first != second]
     return max((size if math.isfinite(size) else math.inf for size in sizes), default=0.0)
 
 
@@ -231,22 +240,22 @@ class _Off:
 
     def is_answered(self, later: Iterable[Number]) -> bool:
         """Were any of them looked at again?"""
-        mine = {(item.rank, item.family, item.key, item.op) for item in self.items}
-        return any((item.rank, item.family, item.key, item.op) in mine for item in later)
+        places = {(item.rank, item.family, item.key, item.op) for item in self.items}
+        return any((item.rank, item.family, item.key, item.op) in places for item in later)
 
     def sentence(self) -> Sentence:
         """Of a step that no later one answers."""
-        one = self.items[0]
+        first = self.items[0]
         template = "{0} numbers of step {1} differ by up to {2}, which no later step confirms or clears, the first is {3}"
         furthest = max(item.distance for item in self.items)
-        return Sentence(template, f"{len(self.items):,}", one.step, f"{furthest:.2%}", _row(one.family, one.key.name))
+        return Sentence(template, f"{len(self.items):,}", first.step, f"{furthest:.2%}", _row(first.family, first.key.name))
 
 
-def _say_part(found: Diagnosis, parted: _Off) -> None:
+def _say_part(diagnosis: Diagnosis, parted: _Off) -> None:
     off, limits, of = parted.items, parted.limits, parted.of
     first = off[0]
     bad = not math.isfinite(first.target) and math.isfinite(first.golden)
-    found.finding = findings.NONFINITE if bad else findings.DIVERGENCE
+    diagnosis.finding = findings.NONFINITE if bad else findings.DIVERGENCE
     seen: dict[tuple[str, Key], Number] = {}
     ranks: dict[tuple[str, Key], set[int]] = {}
     for item in off:
@@ -255,7 +264,7 @@ def _say_part(found: Diagnosis, parted: _Off) -> None:
     for item in list(seen.values())[:MOST_SUSPECTS]:
         share = f"{item.distance:.2%}" if item.distance >= 1e-3 else f"{item.distance:.1e}"
         size = Sentence("an infinite amount") if math.isinf(item.distance) else share
-        found.suspects.append(
+        diagnosis.suspects.append(
             _suspect(
                 item,
                 Sentence(
@@ -270,12 +279,12 @@ def _say_part(found: Diagnosis, parted: _Off) -> None:
             )
         )
         agreeing = sorted(ranks[item.family, item.key])
-        found.suspects[-1].on_ranks = ranges_of(agreeing) if len(agreeing) > 1 else []
+        diagnosis.suspects[-1].on_ranks = ranges_of(agreeing) if len(agreeing) > 1 else []
         if item.op == "value":  # a number of the step: learning rate, loss, loss scale, norm of all gradients
             name = item.key.name.rpartition("/")[2]
-            found.suspects[-1].cause = Sentence("{0} {1}, golden {2}", name, f"{item.target:.6g}", f"{item.golden:.6g}")
-    found.differences = len(seen)
-    found.evidence.append(
+            diagnosis.suspects[-1].cause = Sentence("{0} {1}, golden {2}", name, f"{item.target:.6g}", f"{item.golden:.6g}")
+    diagnosis.differences = len(seen)
+    diagnosis.evidence.append(
         Sentence(
             "Step {0}: {1} of {2} numbers differ by more than round-off explains; all steps before agree.",
             first.step,

@@ -34,12 +34,12 @@ def nearest_first(off: Iterable[Number], step: Sequence[Number]) -> list[Number]
         furthest[item.order[:3]] = max(furthest.get(item.order[:3], 0.0), item.distance)
 
     def key(item: Number) -> tuple[tuple[int, ...], float, float, int]:
-        moment, at = item.order[2], item.order[3]
+        moment, place = item.order[2], item.order[3]
         if moment in _IN_ORDER:
-            return item.order[:3], 0.0, at, item.rank
+            return item.order[:3], 0.0, place, item.rank
         if moment not in _MADE_BACKWARDS:
-            return item.order[:3], -item.distance, at, item.rank
+            return item.order[:3], -item.distance, place, item.rank
         far = 0.0 if same or item.distance * GROWTH >= furthest[item.order[:3]] else -item.distance
-        return item.order[:3], float(far != 0.0), far or -at, item.rank
+        return item.order[:3], float(far != 0.0), far or -place, item.rank
 
     return sorted(off, key=key)

@@ -22,7 +22,7 @@ def not_finite(run: Run) -> Iterator[Number]:
             everything += [(family, op, run.series(rank, family, op)) for op in run.ops(rank, family) if op in (*COMPARED, "nans")]
         counts = {family: run.series(rank, family, "nans") for family in run.families(rank) if "nans" in run.ops(rank, family)}
         for family, op, table in everything:
-            for at, (key, series) in enumerate(table.items()):
+            for number, (key, series) in enumerate(table.items()):
                 known = np.logical_or.accumulate(np.isfinite(series.values)) | ("loss" in key.name and op == "value")
                 bad = np.isinf(series.values) | (np.isnan(series.values) & known) | ((op == "nans") & (series.values > 0))
                 if (counted := counts.get(family, {}).get(key)) is not None and op != "nans":  # without elements there is no statistic
@@ -34,7 +34,7 @@ def not_finite(run: Run) -> Iterator[Number]:
                 wrong = np.flatnonzero(bad)
                 if len(wrong):
                     step, value = int(series.steps[wrong[0]]), float(series.values[wrong[0]])
-                    yield Number(step, order_in_step(family, key, at), rank, family, key, op, value, math.nan)
+                    yield Number(step, order_in_step(family, key, number), rank, family, key, op, value, math.nan)
 
 
 def _find_masked_steps(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
@@ -43,14 +43,14 @@ def _find_masked_steps(run: Run, rank: int) -> dict[Key, npt.NDArray[np.int64]]:
     if not isinstance(run.info(rank).get("masks"), Mapping) or not {"min", "max"} <= set(run.ops(rank, "actv")):
         return {}
     low, high, nans = (run.series(rank, "actv", op) for op in ("min", "max", "nans"))
-    found = {}
+    masked = {}
     for key, series in low.items():
         fine = (series.values == -np.inf) & (high[key].values < np.inf)
         if key in nans:
             fine &= nans[key].values == 0
         if fine.any():
-            found[key] = series.steps[fine]
-    return found
+            masked[key] = series.steps[fine]
+    return masked
 
 
 def _skipped_by_scaler(run: Run, rank: int) -> list[int]:
@@ -59,16 +59,16 @@ def _skipped_by_scaler(run: Run, rank: int) -> list[int]:
     if not {"skipped", "loss_scale"} <= set(numbers):
         return []
     skipped, scale = numbers["skipped"], numbers["loss_scale"]
-    found: list[int] = []
+    skipped_steps: list[int] = []
     updated, row = False, 0
     for step, value in zip(skipped.steps.tolist(), skipped.values.tolist()):
         row = row + 1 if value > 0.0 else 0
         updated = updated or value <= 0.0
         if row and (not updated or row < 2) and _above_one(scale, step):
-            found.append(step)
-    return found
+            skipped_steps.append(step)
+    return skipped_steps
 
 
 def _above_one(scale: Series, step: int) -> bool:
-    at = np.flatnonzero(scale.steps == step)
-    return bool(len(at)) and float(scale.values[at[0]]) > 1.0
+    positions = np.flatnonzero(scale.steps == step)
+    return bool(len(positions)) and float(scale.values[positions[0]]) > 1.0

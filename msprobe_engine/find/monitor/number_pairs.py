@@ -63,18 +63,18 @@ def every_series(run: Run, rank: int) -> Iterator[Series]:
             yield from run.series(rank, family, op).values()
 
 
-def given_besides(mine: Iterable[Key], other: Iterable[Key]) -> set[str]:
+def given_besides(target: Iterable[Key], golden: Iterable[Key]) -> set[str]:
     """Names of results that a module gives in one run alone, where it gives others in both: a fused attention gives no weights, and that is
     no difference where it gives its result."""
-    known = {key.name.rpartition(".")[0] for key in other}
-    names = {key.name for key in mine} - {key.name for key in other}
+    known = {key.name.rpartition(".")[0] for key in golden}
+    names = {key.name for key in target} - {key.name for key in golden}
     return {name for name in names if _OUTPUT.fullmatch(name.rpartition(".")[2]) and name.rpartition(".")[0] in known}
 
 
-def _list_unpaired_numbers(mine: Table, other: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
+def _list_unpaired_numbers(table: Table, other_table: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
     """Numbers of a table, of steps that both runs have, that another table has not."""
-    for key, series in mine.items():
-        has = other[key].steps if key in other else EMPTY.steps
+    for key, series in table.items():
+        has = other_table[key].steps if key in other_table else EMPTY.steps
         for step in np.setdiff1d(np.intersect1d(series.steps, steps), has).tolist():
             yield f"{what}{key.name if isinstance(key, Key) else key}, step {step}"
 
@@ -122,7 +122,7 @@ def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Map
 def _find_regrouped_settings(run: Mapping[str, Series], other: Mapping[str, Series]) -> set[str]:
     """Settings of groups of runs that group their parameters otherwise, where they have the same values, whatever the groups' numbers."""
     groups = [{name: match[1] for name in one if (match := _OF_GROUPS.fullmatch(name))} for one in (run, other)]
-    found: set[str] = set()
+    regrouped: set[str] = set()
     for first in {*groups[0].values(), *groups[1].values()}:
         names = [{first, *(name for name, its_first in some.items() if its_first == first)} for some in groups]
         values = [
@@ -130,20 +130,20 @@ def _find_regrouped_settings(run: Mapping[str, Series], other: Mapping[str, Seri
             for one, some in zip((run, other), names)
         ]
         if names[0] != names[1] and values[0] == values[1]:
-            found |= names[0] | names[1]
-    return found
+            regrouped |= names[0] | names[1]
+    return regrouped
 
 
 def _column(run: Run, rank: int, family: str, op: str) -> Table:
     """A statistic of tensors, of the steps in which they have one: of a part of a sum there is not even a count of NaN."""
     table = run.series(rank, family, op)
     counts = run.series(rank, family, "nans") if "nans" in run.ops(rank, family) else {}
-    found = dict(table)
+    column = dict(table)
     for key, series in table.items():
         if key in counts and (uncounted := np.isnan(counts[key].values)).any():
             kept = ~(np.isnan(series.values) & np.isin(series.steps, counts[key].steps[uncounted]))
-            found[key] = Series(series.steps[kept], series.values[kept])
-    return found
+            column[key] = Series(series.steps[kept], series.values[kept])
+    return column
 
 
 def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number]:
@@ -153,10 +153,10 @@ def _statistics(run: Run, other: Run, rank: int, family: str) -> Iterator[Number
     tops = [other.series(rank, family, op) for op in ("max", "min") if op in other.ops(rank, family)]
     for op in run.ops(rank, family):
         golden = _column(other, rank, family, op)
-        for at, (key, series) in enumerate(_column(run, rank, family, op).items()):
+        for number, (key, series) in enumerate(_column(run, rank, family, op).items()):
             if key not in golden:
                 continue
-            for item in _pair_numbers(rank, family, at, key, op, series, golden[key]):
+            for item in _pair_numbers(rank, family, number, key, op, series, golden[key]):
                 if op in ("max", "min", "mean") and (op in compared or op == "mean"):
                     yield item._replace(size=max((_at(table, key, item.step) for table in tops), default=0.0))
                 elif op in compared or op == "nans" or math.isfinite(item.target) != math.isfinite(item.golden):
@@ -179,14 +179,14 @@ def _list_compared_columns(run: Run, rank: int, family: str) -> list[str]:
     return [op for op in ops if op in COMPARED] or ops
 
 
-def _pair_numbers(rank: int, family: str, at: int, key: Key, op: str, mine: Series, golden: Series) -> Iterator[Number]:
-    steps, i, j = np.intersect1d(mine.steps, golden.steps, assume_unique=True, return_indices=True)
-    order = order_in_step(family, key, at)
-    for step, x, y in zip(steps.tolist(), mine.values[i].tolist(), golden.values[j].tolist()):
-        yield Number(step, order, rank, family, key, op, x, y)
+def _pair_numbers(rank: int, family: str, number: int, key: Key, op: str, target: Series, golden: Series) -> Iterator[Number]:
+    steps, i, j = np.intersect1d(target.steps, golden.steps, assume_unique=True, return_indices=True)
+    order = order_in_step(family, key, number)
+    for step, target_value, golden_value in zip(steps.tolist(), target.values[i].tolist(), golden.values[j].tolist()):
+        yield Number(step, order, rank, family, key, op, target_value, golden_value)
 
 
-def order_in_step(family: str, key: Key, at: int) -> tuple[int, int, int, int]:
+def order_in_step(family: str, key: Key, number: int) -> tuple[int, int, int, int]:
     if family == "step" and _OF_UPDATES.match(key.name):  # the update of the step takes it
         return 2, 0, int(Moment.STATES), -1
-    return (*order_of(word_of(family, key.phase), key.micro_step), at)
+    return (*order_of(word_of(family, key.phase), key.micro_step), number)

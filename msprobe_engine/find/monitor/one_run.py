@@ -40,20 +40,22 @@ def never_there(target: Run, golden: Run) -> list[Suspect]:
     tensors, or where both have some of their own: these may bear other names."""
     if set(target.ranks) != set(golden.ranks) or any(_choice(target, rank) != _choice(golden, rank) for rank in target.ranks):
         return []
-    found: dict[tuple[int, str], _Alone] = {}
+    alone_by_name: dict[tuple[int, str], _Alone] = {}
     known = [_everywhere(run) for run in (target, golden)]
     for rank in sorted(target.ranks):
         for family in target.families(rank):
             if family not in golden.families(rank):
                 continue
-            mine = [_always(*runs, rank, family, others) for runs, others in (((target, golden), known[1]), ((golden, target), known[0]))]
-            if (mine[0] and mine[1]) or _is_closed(golden if mine[0] else target, rank, family):
+            names_of_sides = [
+                _always(*runs, rank, family, others) for runs, others in (((target, golden), known[1]), ((golden, target), known[0]))
+            ]
+            if (names_of_sides[0] and names_of_sides[1]) or _is_closed(golden if names_of_sides[0] else target, rank, family):
                 continue
-            for name, step in (mine[0] or mine[1]).items():
-                one = found.setdefault((rank, name), _Alone(step, rank, name, bool(mine[0]), []))
-                one.step = min(one.step, step)
-                one.families.append(family)
-    return [_suspect(one) for one in sorted(found.values(), key=lambda one: (one.step, one.rank))]
+            for name, step in (names_of_sides[0] or names_of_sides[1]).items():
+                alone = alone_by_name.setdefault((rank, name), _Alone(step, rank, name, bool(names_of_sides[0]), []))
+                alone.step = min(alone.step, step)
+                alone.families.append(family)
+    return [_suspect(alone) for alone in sorted(alone_by_name.values(), key=lambda alone: (alone.step, alone.rank))]
 
 
 def _is_closed(run: Run, rank: int, family: str) -> bool:
@@ -67,9 +69,9 @@ def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tup
     steps = np.intersect1d(steps_of(table.values()), steps_of(_series(other, rank, family).values()))
     if not len(steps):
         return {}
-    mine = {key.name: series for key, series in table.items() if (family, key.name) not in others}
+    named = {key.name: series for key, series in table.items() if (family, key.name) not in others}
     given = given_besides(table, _series(other, rank, family))
-    return {name: int(steps[0]) for name, series in mine.items() if name not in given and np.isin(steps, series.steps).all()}
+    return {name: int(steps[0]) for name, series in named.items() if name not in given and np.isin(steps, series.steps).all()}
 
 
 def _series(run: Run, rank: int, family: str) -> dict[Key, Series]:
@@ -88,16 +90,16 @@ def _choice(run: Run, rank: int) -> object:
     return [settings.get(key) for key in _CHOICE] if isinstance(settings, dict) else None
 
 
-def _suspect(one: _Alone) -> Suspect:
-    families = ", ".join(one.families)
-    if all(family.startswith("actv") for family in one.families):
-        here = "this run has {0} of it in every step, the golden run in none: the module is not called there, or takes or gives less"
-        there = "the golden run has {0} of it in every step, this run in none: the module is not called here, or takes or gives less"
-        why = Sentence(here, families) if one.target else Sentence(there, families)
-    elif one.target:
+def _suspect(alone: _Alone) -> Suspect:
+    families = ", ".join(alone.families)
+    if all(family.startswith("actv") for family in alone.families):
+        only_target = "this run has {0} of it in every step, the golden run in none: the module is not called there, or takes or gives less"
+        only_golden = "the golden run has {0} of it in every step, this run in none: the module is not called here, or takes or gives less"
+        why = Sentence(only_target, families) if alone.target else Sentence(only_golden, families)
+    elif alone.target:
         why = Sentence("this run has {0} of it in every step, the golden run in none: is it frozen there, or in no optimizer?", families)
     else:
         why = Sentence("the golden run has {0} of it in every step, this run in none: is it frozen here, or in no optimizer?", families)
-    row = f"{one.families[0]}/{one.name}"
-    module = module_path(one.name) or one.name.rpartition(".")[0]
-    return Suspect(row, module, one.rank, one.step, kind="series", why=why, tensor=row)
+    row = f"{alone.families[0]}/{alone.name}"
+    module = module_path(alone.name) or alone.name.rpartition(".")[0]
+    return Suspect(row, module, alone.rank, alone.step, kind="series", why=why, tensor=row)

@@ -20,17 +20,17 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
     if any(other for other, _, _ in (_shapes(target, golden, family) for family in families if family.startswith("param"))):
         return frozenset(), []
     counts = [_shapes(target, golden, family) for family in of_passes if family.startswith("actv")]
-    other, both = sum(one[0] for one in counts), sum(one[1] for one in counts)
+    other, both = sum(count[0] for count in counts), sum(count[1] for count in counts)
     sizes = [world_size(run) for run in (target, golden)]
     if not both and all(sizes) and sizes[0] != sizes[1]:
         template = "the runs have {0} and {1} ranks and no activations, so that loss cannot be compared: each rank has that of its own part"
         return frozenset(("loss",)), [Sentence(template, *sizes)]
     if not other or other < _MOST * both:
         return frozenset(), []
-    found = [*of_passes, *(["loss"] if max(len(target.ranks), len(golden.ranks)) > 1 else [])]
-    first = next(one[2] for one in counts if one[2])
+    not_compared = [*of_passes, *(["loss"] if max(len(target.ranks), len(golden.ranks)) > 1 else [])]
+    first = next(count[2] for count in counts if count[2])
     template = "the runs cut the batch in other ways, so that {0} cannot be compared: {1} of {2} activations have another shape ({3})"
-    return frozenset(found), [Sentence(template, ", ".join(found), f"{other:,}", f"{both:,}", first)]
+    return frozenset(not_compared), [Sentence(template, ", ".join(not_compared), f"{other:,}", f"{both:,}", first)]
 
 
 def _shapes(target: Run, golden: Run, family: str) -> tuple[int, int, str]:
@@ -39,13 +39,13 @@ def _shapes(target: Run, golden: Run, family: str) -> tuple[int, int, str]:
     for rank in sorted(set(target.ranks) & set(golden.ranks)):
         if family not in target.families(rank) or family not in golden.families(rank):
             continue
-        theirs = golden.kinds(rank, family)
+        golden_kinds = golden.kinds(rank, family)
         for key, kinds in target.kinds(rank, family).items():
-            mine, its = ({kind.shape for kind in some if kind.shape} for some in (kinds, theirs.get(key, ())))
-            if not mine or not its:
+            target_shapes, golden_shapes = ({kind.shape for kind in some if kind.shape} for some in (kinds, golden_kinds.get(key, ())))
+            if not target_shapes or not golden_shapes:
                 continue
             both += 1
-            if not mine & its:
+            if not target_shapes & golden_shapes:
                 other += 1
-                first = first or f"{family}/{key.name} {min(mine)}, {min(its)}"
+                first = first or f"{family}/{key.name} {min(target_shapes)}, {min(golden_shapes)}"
     return other, both, first

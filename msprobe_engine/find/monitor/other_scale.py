@@ -39,36 +39,36 @@ def without_scale(items: Iterable[Number], floor: float, ranks: float = 1.0) -> 
         ranks: how many times the golden run's ranks those of the target are.
     """
     items = list(items)
-    declared = any(one.key.name.endswith(_NAME) for one in items)
+    declared = any(number.key.name.endswith(_NAME) for number in items)
     items, said = _without_loss_scale(items)
     by_step: dict[Step, list[Number]] = {}
-    for one in items:
-        by_step.setdefault((one.rank, one.step), []).append(one)
+    for number in items:
+        by_step.setdefault((number.rank, number.step), []).append(number)
     clipped = _clipped_between(by_step, floor)
-    found, backward = [], set()
+    rescaled, backward = [], set()
     for numbers in by_step.values():
-        of_parameters = _factor((one for one in numbers if one.order[2] in _OF_PARAMETERS), floor)
+        of_parameters = _factor((number for number in numbers if number.order[2] in _OF_PARAMETERS), floor)
         if clipped and of_parameters and of_parameters != 1.0 and _factor(_first_moments(numbers), floor) == 1.0:
-            numbers = [_without_clipping(one, of_parameters) for one in numbers]
-        of_parameters = _factor((one for one in numbers if one.order[2] in _UNCLIPPED), floor)  # clipping takes any factor off
-        of_activations = _factor((one for one in numbers if one.order[2] == Moment.BACKWARD), floor)
-        scaled = of_activations != 1.0 and any(_is_power_of_two(of_activations / one, floor) for one in (1.0, ranks))
+            numbers = [_without_clipping(number, of_parameters) for number in numbers]
+        of_parameters = _factor((number for number in numbers if number.order[2] in _UNCLIPPED), floor)  # clipping takes any factor off
+        of_activations = _factor((number for number in numbers if number.order[2] == Moment.BACKWARD), floor)
+        scaled = of_activations != 1.0 and any(_is_power_of_two(of_activations / number, floor) for number in (1.0, ranks))
         if not declared and scaled and of_parameters == 1.0:
-            numbers = [_divide_by_scale(one, of_activations, one.order[2] == Moment.BACKWARD) for one in numbers]
+            numbers = [_divide_by_scale(number, of_activations, number.order[2] == Moment.BACKWARD) for number in numbers]
             backward.add(of_activations)
-        found += numbers
+        rescaled += numbers
     if clipped:
         said.append(Sentence("Gradients were recorded before clipping in one run and after it in the other; the factor was taken out."))
     if backward:
         template = "Gradients of activations are {0} times the golden run's and those of parameters are not: the loss scale was taken out."
         said.append(Sentence(template, f"{max(backward):.3g}"))
-    return found, said
+    return rescaled, said
 
 
 def _factor(numbers: Iterable[Number], floor: float) -> float:
     """How many times the golden run's norms those of the target are, all of them; 1 where they are about the same, 0 where there are
     not two norms and where they have no factor in common."""
-    norms = [(one.target, one.golden) for one in numbers if one.op == "norm" and one.target and one.golden]
+    norms = [(number.target, number.golden) for number in numbers if number.op == "norm" and number.target and number.golden]
     ratios = [target / golden for target, golden in norms if math.isfinite(target) and math.isfinite(golden)]
     if len(ratios) < 2:
         return 0.0
@@ -82,56 +82,66 @@ def _is_power_of_two(factor: float, exactly: float) -> bool:
     return 0 < factor < math.inf and abs(math.log2(factor) - round(math.log2(factor))) <= exactly
 
 
-def _divide_by_scale(one: Number, factor: float, is_scaled: bool) -> Number:
-    return one._replace(target=one.target / factor) if is_scaled and one.distance < math.inf else one
+def _divide_by_scale(number: Number, factor: float, is_scaled: bool) -> Number:
+    return number._replace(target=number.target / factor) if is_scaled and number.distance < math.inf else number
 
 
-def _without_clipping(one: Number, factor: float) -> Number:
+def _without_clipping(number: Number, factor: float) -> Number:
     """A norm of all gradients is the one before clipping, or the one behind it, as the framework has it."""
-    if one.key.name == _NORM and one.order[2] not in _OF_PARAMETERS:
-        return _nearer(one, factor)
-    return _divide_by_scale(one, factor, one.order[2] in _OF_PARAMETERS)
+    if number.key.name == _NORM and number.order[2] not in _OF_PARAMETERS:
+        return _nearer(number, factor)
+    return _divide_by_scale(number, factor, number.order[2] in _OF_PARAMETERS)
 
 
-def _nearer(one: Number, factor: float) -> Number:
+def _nearer(number: Number, factor: float) -> Number:
     """Without the factor, where that is nearer to the golden run's."""
-    scaled = one._replace(target=one.target / factor)
-    return scaled if scaled.distance < one.distance else one
+    scaled = number._replace(target=number.target / factor)
+    return scaled if scaled.distance < number.distance else number
 
 
 def _first_moments(numbers: Iterable[Number]) -> list[Number]:
-    return [one for one in numbers if one.family == _MOMENT]
+    return [number for number in numbers if number.family == _MOMENT]
 
 
 def _clipped_between(by_step: Mapping[Step, Sequence[Number]], floor: float) -> bool:
     """One run has recorded what its optimizer was given, and the other one has not: by the first moments of the first step."""
     for place in sorted(by_step, key=lambda place: (place[1], place[0])):
         numbers = by_step[place]
-        moments = {one.key.name: one for one in _first_moments(numbers) if one.op == "norm"}
-        decay = [one for one in numbers if one.key.name == _DECAY]
-        last = max((one.order[2] for one in numbers if one.order[2] in _OF_PARAMETERS), default=None)
-        pairs = [(one, moments[one.key.name]) for one in numbers if one.order[2] == last and one.op == "norm" and one.key.name in moments]
-        pairs = [(one, moment) for one, moment in pairs if one.target and one.golden and math.isfinite(one.target + one.golden)]
+        moments = {number.key.name: number for number in _first_moments(numbers) if number.op == "norm"}
+        decay = [number for number in numbers if number.key.name == _DECAY]
+        last = max((number.order[2] for number in numbers if number.order[2] in _OF_PARAMETERS), default=None)
+        pairs = [
+            (number, moments[number.key.name])
+            for number in numbers
+            if number.order[2] == last and number.op == "norm" and number.key.name in moments
+        ]
+        pairs = [
+            (number, moment) for number, moment in pairs if number.target and number.golden and math.isfinite(number.target + number.golden)
+        ]
         if not decay or not pairs:
             continue
-        target = median(moment.target / one.target for one, moment in pairs) / (1 - decay[0].target)
-        golden = median(moment.golden / one.golden for one, moment in pairs) / (1 - decay[0].golden)
+        target = median(moment.target / number.target for number, moment in pairs) / (1 - decay[0].target)
+        golden = median(moment.golden / number.golden for number, moment in pairs) / (1 - decay[0].golden)
         return (abs(target - 1) <= floor) != (abs(golden - 1) <= floor)
     return False
 
 
 def _without_loss_scale(items: list[Number]) -> tuple[list[Number], list[str]]:
     """With the golden run's loss scale, where both have written theirs."""
-    scales = {(one.rank, one.step): one.target / one.golden for one in items if one.key.name.endswith(_NAME) and one.golden and one.target}
+    scales = {
+        (number.rank, number.step): number.target / number.golden
+        for number in items
+        if number.key.name.endswith(_NAME) and number.golden and number.target
+    }
     if not scales:
         return items, []
     first = scales[min(scales, key=lambda place: (place[1], place[0]))]
     if first == 1.0 or not _is_power_of_two(first, _EXACT):
         return items, []
-    found = []
-    for one in items:
-        scale = scales.get((one.rank, one.step), 1.0)
-        if one.key.name.endswith(_NAME) and scale == first:
+    rescaled = []
+    for number in items:
+        scale = scales.get((number.rank, number.step), 1.0)
+        if number.key.name.endswith(_NAME) and scale == first:
             continue
-        found.append(_nearer(one, scale) if "grad" in one.family and one.order[2] < Moment.UNSCALED else one)
-    return found, [Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{first:g}")]
+        rescaled.append(_nearer(number, scale) if "grad" in number.family and number.order[2] < Moment.UNSCALED else number)
+    return rescaled, [Sentence("The loss scale is {0} times the golden run's; that was taken out.", f"{first:g}")]

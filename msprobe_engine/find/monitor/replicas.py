@@ -87,17 +87,17 @@ def _parted_gradients(run: Run, groups: Sequence[tuple[int, ...]]) -> list[Odd]:
         unequal = _unequal(list(tables.values()))
         if not unequal:
             continue
-        steps = steps_of(one for columns in tables.values() for column in columns[:1] for one in column.values()).tolist()
+        steps = steps_of(series for columns in tables.values() for column in columns[:1] for series in column.values()).tolist()
         alike: set[str] = set()
         for step in steps:
             rows = {rank: _rows(columns, step) for rank, columns in tables.items()}
             names = [name for name in rows[group[0]] if all(name in rows[rank] and any(rows[rank][name]) for rank in group)]
             held = {name: {rank: rows[rank][name] for rank in group} for name in names if name in unequal}
-            other = {name: found for name, found in held.items() if name in alike and not is_equal(found.values())}
+            other = {name: copies for name, copies in held.items() if name in alike and not is_equal(copies.values())}
             if other:
                 return find_differing_copies(step, other, _SAME_BEFORE)
             if step == steps[0]:
-                alike = {name for name, found in held.items() if is_equal(found.values())}
+                alike = {name for name, copies in held.items() if is_equal(copies.values())}
                 if not alike:
                     break
     return []
@@ -109,11 +109,16 @@ def _unequal(tables: Sequence[Sequence[Mapping[Key, Series]]]) -> set[str]:
     if any(len(columns) != len(first) for columns in others):
         return {key.name for columns in tables for column in columns for key in column}
     pairs = [pair for columns in others for pair in zip(first, columns)]
-    return {key.name for mine, its in pairs for key in mine.keys() | its.keys() if not _is_same(mine.get(key), its.get(key))}
+    return {
+        key.name
+        for first_column, other_column in pairs
+        for key in first_column.keys() | other_column.keys()
+        if not _is_same(first_column.get(key), other_column.get(key))
+    }
 
 
-def _is_same(one: Series | None, other: Series | None) -> bool:
-    return one is not None and other is not None and all(map(np.array_equal, one, other))
+def _is_same(series: Series | None, other: Series | None) -> bool:
+    return series is not None and other is not None and all(map(np.array_equal, series, other))
 
 
 def _parameters(run: Run) -> dict[int, dict[str, dict[int, Row]]]:
@@ -170,9 +175,9 @@ def _rows(columns: Sequence[Mapping[Key, Series]], step: int) -> dict[str, Row]:
 
 
 def _value(column: Mapping[Key, Series], key: Key, step: int) -> Iterator[float]:
-    at = int(np.searchsorted(column[key].steps, step))
-    if at < len(column[key].steps) and column[key].steps[at] == step:
-        yield float(column[key].values[at])
+    position = int(np.searchsorted(column[key].steps, step))
+    if position < len(column[key].steps) and column[key].steps[position] == step:
+        yield float(column[key].values[position])
 
 
 def _columns(run: Run, rank: int, family: str) -> list[Mapping[Key, Series]]:

@@ -88,16 +88,18 @@ class SeriesNoise:
     """
 
     def __init__(self, run: Run, other: Run) -> None:
-        self._unit = max((_unit(one) for one in (run, other)), default=0.0)
+        self._unit = max((_unit(any_run) for any_run in (run, other)), default=0.0)
         self._floors = _SHORT if self._unit > 2.0**-20 else _WIDE
         self._largest: dict[tuple[str, bool], float] = {}
         self._first: int | None = None
         self._gradients: dict[tuple[int, str], float] = {}  # of each parameter, in this step and before
         self._sizes: dict[tuple[int, str, Key], float] = {}  # norms of gradients in this step, and the largest in a module
-        self._types = {(rank, key): kinds for one in (run, other) for rank in one.ranks for key, kinds in _activations(one, rank).items()}
+        self._types = {
+            (rank, key): kinds for any_run in (run, other) for rank in any_run.ranks for key, kinds in _activations(any_run, rank).items()
+        }
         self._elements = {place: min((kind.elements for kind in kinds if kind.shape), default=0) for place, kinds in self._types.items()}
         self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
-        self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(one) for one in (run, other))) else 0.0
+        self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(any_run) for any_run in (run, other))) else 0.0
         self._moved_before: dict[tuple[int, str], float] = {}  # when the step begins
         self._moved: dict[tuple[int, str], float] | None = {} if _other_states(run, other) else None
 
@@ -155,7 +157,7 @@ class SeriesNoise:
         batch in which the backward pass is ill-conditioned shows rounding as no other one does."""
         kinds = (_GRADIENT, _SQUARES)
         return self._floors is _SHORT and all(
-            self._kind(one) in kinds and one.family != "actv" and one.distance <= _FEW_ELEMENTS * limits[one] for one in off
+            self._kind(item) in kinds and item.family != "actv" and item.distance <= _FEW_ELEMENTS * limits[item] for item in off
         )
 
     def add_step(self, items: Iterable[Number]) -> None:
@@ -180,25 +182,27 @@ class SeriesNoise:
         if self._moved is None:
             return
         self._moved_before = dict(self._moved)
-        rates = {one.rank: max(one.target, one.golden) for one in items if one.key.name in _RATES}
+        rates = {item.rank: max(item.target, item.golden) for item in items if item.key.name in _RATES}
         sizes = {
-            (one.rank, one.key.name): min(one.target, one.golden) for one in items if one.family == _PARAMETERS[0] and one.op == "norm"
+            (item.rank, item.key.name): min(item.target, item.golden)
+            for item in items
+            if item.family == _PARAMETERS[0] and item.op == "norm"
         }
-        for one in items:
-            place = one.rank, one.key.name
-            if one.family == "update" and one.op == "norm" and sizes.get(place) and one.rank in rates:
-                part = rates[one.rank] * max(one.target, one.golden) / sizes[place]
+        for item in items:
+            place = item.rank, item.key.name
+            if item.family == "update" and item.op == "norm" and sizes.get(place) and item.rank in rates:
+                part = rates[item.rank] * max(item.target, item.golden) / sizes[place]
                 self._moved[place] = self._moved.get(place, 0.0) + part
 
     def _see_activations(self, items: Iterable[Number]) -> None:
         self._wide.clear()
         short: set[int] = set()
-        for one in sorted((one for one in items if one.family == "actv"), key=lambda one: one.order):
-            types = {kind.dtype for kind in self._types.get((one.rank, one.key), ())}
+        for item in sorted((item for item in items if item.family == "actv"), key=lambda item: item.order):
+            types = {kind.dtype for kind in self._types.get((item.rank, item.key), ())}
             if not types or any(FLOATS[name].eps > 2.0**-20 for name in types if name in FLOATS):
-                short.add(one.rank)
-            if one.rank not in short and "input" in one.key.name and types & FLOATS.keys():
-                self._wide.add(one)
+                short.add(item.rank)
+            if item.rank not in short and "input" in item.key.name and types & FLOATS.keys():
+                self._wide.add(item)
 
     def accept(self, step: int, items: Iterable[Number]) -> None:
         """A step in which nothing was off."""
@@ -225,7 +229,7 @@ def _unit(run: Run) -> float:
     """Half a unit of the coarsest data type of a run; 0 where no file says one. What is written may be wider than what it was made of:
     gradients in float32 of a training under autocast."""
     kinds: Iterable[Mapping[Key, frozenset[object]]] = (run.kinds(rank, family) for rank in run.ranks[:1] for family in run.families(rank))
-    names = {getattr(one, "dtype", "") for table in kinds for some in table.values() for one in some}
+    names = {getattr(kind, "dtype", "") for table in kinds for some in table.values() for kind in some}
     for rank in run.ranks[:1]:
         names |= set(types) if isinstance(types := run.info(rank).get("computed_in"), Mapping) else set()
     return max((FLOATS[name].eps / 2 for name in names if name in FLOATS), default=0.0)
@@ -241,8 +245,8 @@ def _other_states(run: Run, other: Run) -> bool:
     """The optimizer of one run keeps its states in another data type: an update that is less than half a unit of a parameter is lost in one
     of them."""
     types = [
-        {kind.dtype for family in _STATES if family in one.families(0) for some in one.kinds(0, family).values() for kind in some}
-        for one in (run, other)
+        {kind.dtype for family in _STATES if family in any_run.families(0) for some in any_run.kinds(0, family).values() for kind in some}
+        for any_run in (run, other)
     ]
     return all(types) and types[0] != types[1]
 

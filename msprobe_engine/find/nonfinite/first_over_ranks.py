@@ -129,20 +129,20 @@ class Arrivals:
 
     def explain(self, rank: int, call: Call) -> tuple[str, list[int]]:
         """For `scan`."""
-        here = (rank, call.index)
-        if here in self._masked:
+        place = (rank, call.index)
+        if place in self._masked:
             return "masked", []
         missing: list[int] = []
-        found = self._links.at.get(here, [])
-        for link in found:
-            if link.sinks is not link.members and here not in link.sinks:
+        links = self._links.at.get(place, [])
+        for link in links:
+            if link.sinks is not link.members and place not in link.sinks:
                 continue
             if any(peer != rank for peer in self._bad_sources(link)):
                 return "brought", []
             missing.extend(link.missing)
         if missing:
             return "missing", sorted(set(missing))
-        return ("born", []) if found else ("missing", [])
+        return ("born", []) if links else ("missing", [])
 
     def _bad_sources(self, link: Link) -> list[int]:
         if id(link) not in self._bad:
@@ -166,7 +166,7 @@ def _masks_that_crossed(traces: Mapping[int, Trace], links: Links, scans: Mappin
 
 def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[int, Scan]) -> Verdict:
     verdict = Verdict(step, traces)
-    origins = [origin for one in scans.values() for origin in one.origins]
+    origins = [origin for scan in scans.values() for origin in scan.origins]
     verdict.harmless = [origin for origin in origins if origin.swallowed]
     alive = [origin for origin in origins if not origin.swallowed]
     if not any(_makes_nan(origin, traces[origin.rank]) for origin in alive):
@@ -175,18 +175,18 @@ def _judge(step: int, traces: Mapping[int, Trace], links: Links, scans: Mapping[
         if not survives:
             verdict.harmless += alive
             alive = []
-    first: dict[int, NonFiniteOrigin] = {}
+    first_of_rank: dict[int, NonFiniteOrigin] = {}
     for origin in alive:
-        if origin.rank not in first or origin.position < first[origin.rank].position:
-            first[origin.rank] = origin
+        if origin.rank not in first_of_rank or origin.position < first_of_rank[origin.rank].position:
+            first_of_rank[origin.rank] = origin
     # what is born in a collective is born on all its ranks at once: it does not precede itself there
     starts = {
         rank: origin.position + (0.25 if origin.call.kind == "collective" and origin.position == origin.call.index else 0)
-        for rank, origin in first.items()
+        for rank, origin in first_of_rank.items()
     }
-    preceded = links.find_possible_followers(starts, {rank: origin.position for rank, origin in first.items()})
-    left = [origin for rank, origin in first.items() if rank not in preceded]
-    verdict.suspects = _rank_suspects(left, links, traces) if left else []
+    preceded = links.find_possible_followers(starts, {rank: origin.position for rank, origin in first_of_rank.items()})
+    remaining = [origin for rank, origin in first_of_rank.items() if rank not in preceded]
+    verdict.suspects = _rank_suspects(remaining, links, traces) if remaining else []
     verdict.ordered = len(verdict.suspects) <= 1
     if len(verdict.suspects) > MOST_SUSPECTS:
         verdict.suspects = _fold(verdict.suspects)
@@ -218,17 +218,17 @@ def _makes_nan(origin: NonFiniteOrigin, trace: Trace) -> bool:
     return first is not None
 
 
-def _rank_suspects(left: list[NonFiniteOrigin], links: Links, traces: Mapping[int, Trace]) -> list[NonFiniteOrigin]:
+def _rank_suspects(origins: list[NonFiniteOrigin], links: Links, traces: Mapping[int, Trace]) -> list[NonFiniteOrigin]:
     """Most likely first; what the record does not order is ordered by likelihood.
 
     Ranks that ran the same calls up to there (replicas, tensor parallel ranks at L0, where no collective is recorded) are compared
     by position. Otherwise an arrival from outside gives way to a birth on another rank: at L0 that is a pipeline's hidden receive.
     """
     linked = {rank for link in links.links for rank, _ in link.members}
-    strong = [origin for origin in left if _STRENGTH[origin.cause] == 3]
+    strong = [origin for origin in origins if _STRENGTH[origin.cause] == 3]
     kept = [
         weak
-        for weak in left
+        for weak in origins
         if _STRENGTH[weak.cause] == 3
         or (weak.rank in linked and weak.cause == "unrecorded")
         or not any(not (weak.position < s.position and _alike(weak, s, traces)) for s in strong)
@@ -238,24 +238,24 @@ def _rank_suspects(left: list[NonFiniteOrigin], links: Links, traces: Mapping[in
     return sorted(kept, key=lambda origin: (-_STRENGTH[origin.cause], origin.position, origin.rank))
 
 
-def _alike(a: NonFiniteOrigin, b: NonFiniteOrigin, traces: Mapping[int, Trace]) -> bool:
+def _alike(origin: NonFiniteOrigin, other: NonFiniteOrigin, traces: Mapping[int, Trace]) -> bool:
     """Did both ranks run the same calls up to the later of the two places?"""
-    if traces[a.rank].calls is traces[b.rank].calls:
+    if traces[origin.rank].calls is traces[other.rank].calls:
         return True
-    end = int(max(a.position, b.position)) + 1
-    one, two = traces[a.rank].calls[:end], traces[b.rank].calls[:end]
-    return len(one) == len(two) and all(x.name == y.name for x, y in zip(one, two))
+    end = int(max(origin.position, other.position)) + 1
+    calls, other_calls = traces[origin.rank].calls[:end], traces[other.rank].calls[:end]
+    return len(calls) == len(other_calls) and all(call.name == other_call.name for call, other_call in zip(calls, other_calls))
 
 
 def _spread(origin: NonFiniteOrigin, links: Links, traces: Mapping[int, Trace], scans: Mapping[int, Scan]) -> list[tuple[int, Call]]:
     """Up to eight calls that got it next: on the rank itself, then the first one on every other rank that can know of it."""
-    here = scans[origin.rank]
-    own = sorted(i for i in here.bad if i > origin.position and traces[origin.rank].calls[i] is not origin.call)[:5]
+    scan = scans[origin.rank]
+    own = sorted(i for i in scan.bad if i > origin.position and traces[origin.rank].calls[i] is not origin.call)[:5]
     out = [(origin.rank, traces[origin.rank].calls[i]) for i in own]
-    for rank, at in sorted(links.reach(origin.rank, origin.position).items()):
+    for rank, position in sorted(links.reach(origin.rank, origin.position).items()):
         if rank == origin.rank:
             continue
-        later = [i for i in scans[rank].bad if i >= at]
+        later = [i for i in scans[rank].bad if i >= position]
         if later:
             out.append((rank, traces[rank].calls[min(later)]))
     return out[:16]

@@ -55,8 +55,8 @@ def row_flags(side: DumpTable) -> Flags:
             flags[row] = FINITE if isinstance(shape, list) and 0 in shape else UNKNOWN | unsearched
     for row in side.nans.keys() | side.infs.keys():
         # with NaN in the tensor the signs are gone from Max and Min; then both are possible
-        found = (int(signs[row]) or INF) if side.infs.get(row) else 0
-        flags[row] = found | (NAN if side.nans.get(row) else 0)
+        infinities = (int(signs[row]) or INF) if side.infs.get(row) else 0
+        flags[row] = infinities | (NAN if side.nans.get(row) else 0)
     flags[factorize.of_each(side.dtype, lambda dtype: dtype is not None and is_not_float(str(dtype)), bool)] = NOT_FLOAT
     flags[factorize.of_each(side.dtype, lambda dtype: dtype is None, bool)] = 0
     for row in side.values:
@@ -109,8 +109,8 @@ class TensorFact(NamedTuple):
         """JSON-ready summary."""
         side, row = self.side, self.row
         facts = zip(("dtype", "shape", "Max", "Min", "Mean", "Norm"), (side.dtype[row], side.shape[row], *side.stats_of(row)))
-        found = {"place": self.place, "what": what(self.flags), "nans": self.nans, "infs": self.infs}
-        return found | {key: value for key, value in facts if value is not None}
+        summary = {"place": self.place, "what": what(self.flags), "nans": self.nans, "infs": self.infs}
+        return summary | {key: value for key, value in facts if value is not None}
 
 
 def what(flags: int) -> str:

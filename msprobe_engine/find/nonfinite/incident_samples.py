@@ -39,29 +39,29 @@ _WORDS = {"NaN": float("nan"), "Infinity": float("inf"), "-Infinity": float("-in
 def document(directory: Path) -> dict[str, Any]:
     """``incident.json`` of an incident; empty where there is none or it cannot be read."""
     try:
-        found = parse_json(read_input(directory / _DOCUMENT, MOST_BYTES))
+        content = parse_json(read_input(directory / _DOCUMENT, MOST_BYTES))
     except (OSError, ValueError):
         return {}
-    return found if isinstance(found, dict) else {}
+    return content if isinstance(content, dict) else {}
 
 
 def ranks_without_a_word(directory: Path) -> list[str]:
     """Which ranks of the job wrote nothing of an incident, or did not finish: what they saw is not known. So it is where that is not told,
     because the document is damaged."""
-    found = document(directory)
-    if not found and (directory / _DOCUMENT).is_file():
+    content = document(directory)
+    if not content and (directory / _DOCUMENT).is_file():
         return [Sentence("{0} cannot be read: it is not known whether all ranks of the job wrote of this incident", _DOCUMENT)]
-    told: list[str] = []
+    sentences: list[str] = []
     for key, text in (
         ("ranks_missing", Sentence("wrote nothing of this incident (dead, hanging, or not told): what they saw is not known")),
         ("ranks_writing", Sentence("did not finish writing (killed? disk full?)")),
     ):
-        ranks = found.get(key, [])
+        ranks = content.get(key, [])
         if not (isinstance(ranks, list) and all(type(rank) is int and 0 <= rank < _MOST_RANKS for rank in ranks)):
-            told.append(Sentence("{0} is damaged: {1} is no list of ranks, and which ones it stands for is not known", _DOCUMENT, key))
+            sentences.append(Sentence("{0} is damaged: {1} is no list of ranks, and which ones it stands for is not known", _DOCUMENT, key))
         elif ranks:
-            told.append(Sentence("ranks {0}: {1}", in_short(set(ranks)), text))
-    return told
+            sentences.append(Sentence("ranks {0}: {1}", in_short(set(ranks)), text))
+    return sentences
 
 
 def load(files: Iterable[Path], problems: list[str]) -> dict[int, dict[int, Trace]]:
@@ -150,7 +150,7 @@ def _tensor(dtype: str, shape: Any, s: Mapping[str, Any]) -> dict[str, Any]:
 def analyse(traces: Mapping[int, Trace], *, recorded: bool = False) -> Verdict:
     """The samples of the earliest phase that is bad, first one per rank. `recorded`: the calls of the step are known, and clean."""
     verdict = Verdict(next(iter(traces.values())).step, traces)
-    found: list[tuple[int, NonFiniteOrigin]] = []
+    origins: list[tuple[int, NonFiniteOrigin]] = []
     for rank, trace in traces.items():
         bad = [call for call in trace.calls if call.out_flags & NONFINITE]
         if not bad:
@@ -161,9 +161,9 @@ def analyse(traces: Mapping[int, Trace], *, recorded: bool = False) -> Verdict:
         facts = [fact for fact in first.outputs() if fact.flags & NONFINITE]
         note = f"{same} of {of} samples of the family {first.op} are bad on this rank"
         cause = "update" if recorded and first.op in _WITHOUT_CALLS else "sample"
-        found.append((_phase(first), NonFiniteOrigin(rank, first.index, cause, first, first.out_flags & NONFINITE, facts, [note])))
-    earliest = min((phase for phase, _ in found), default=0)
-    verdict.suspects = [origin for phase, origin in found if phase == earliest]
+        origins.append((_phase(first), NonFiniteOrigin(rank, first.index, cause, first, first.out_flags & NONFINITE, facts, [note])))
+    earliest = min((phase for phase, _ in origins), default=0)
+    verdict.suspects = [origin for phase, origin in origins if phase == earliest]
     verdict.ordered = len(verdict.suspects) <= 1
     verdict.spread = [[] for _ in verdict.suspects]
     return verdict

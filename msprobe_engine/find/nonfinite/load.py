@@ -37,7 +37,10 @@ def read_step(dump: DumpDirectory, step: int, problems: list[str], reader: Repli
     numbers. `reader`: of tables with columns that others may have, too, for who changes none."""
     sides: dict[int, DumpTable] = {}
     problems += missing_ranks(dump, step)
-    files = {rank: at / (layout.DEBUG if (at / layout.DEBUG).exists() else layout.DUMP) for rank, at in number_ranks(dump, step)}
+    files = {
+        rank: directory / (layout.DEBUG if (directory / layout.DEBUG).exists() else layout.DUMP)
+        for rank, directory in number_ranks(dump, step)
+    }
     if reader is not None:
         reader.expect(list(files.values()))
     for rank, file in files.items():
@@ -109,8 +112,8 @@ def load_rank(
     file = path / layout.DUMP
     if not has_step_file(file) and not (path / layout.FRAME_LOG).exists():
         why = why_unfinished(path)
-        what = f"the run could not write the step on this rank: {why}" if why else "the step was never finished on this rank (killed?)"
-        raise DumpFormatError(f"{path}: {what}; nothing of it can be read")
+        reason = f"the run could not write the step on this rank: {why}" if why else "the step was never finished on this rank (killed?)"
+        raise DumpFormatError(f"{path}: {reason}; nothing of it can be read")
     dump = read_side(file) if replicas is None else replicas.reader.read(file)
     if replicas is not None and dump.template is None:
         replicas.reader.shared.share_construct(dump)

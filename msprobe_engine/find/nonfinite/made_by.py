@@ -58,7 +58,7 @@ class _Seen(NamedTuple):
 
     def at(self, position: int, *names: str) -> _Operand | None:
         """The operand at a position, or given by one of the names."""
-        return next((one for key in (str(position), *names) if (one := self.operands.get(key)) is not None), None)
+        return next((operand for key in (str(position), *names) if (operand := self.operands.get(key)) is not None), None)
 
 
 def why_not_finite(side: DumpTable, op: int) -> Sentence:
@@ -82,8 +82,8 @@ def _read_nonfinite_result(side: DumpTable, op: int, function: str) -> _Seen | N
     nan = infinite = False
     dtype = ""
     for row in side.rows(op):
-        if side.role[row] == INPUT and (one := _operand(side, op, row)) is not None:
-            operands[one.place.removeprefix("input.")] = one
+        if side.role[row] == INPUT and (operand := _operand(side, op, row)) is not None:
+            operands[operand.place.removeprefix("input.")] = operand
         elif side.role[row] == OUTPUT and row not in side.values:
             ends = [value for value in side.stats_of(row)[:2] if isinstance(value, float)]
             bad_nan = bool(side.nans.get(row)) or any(math.isnan(value) for value in ends)
@@ -180,10 +180,10 @@ def _power(seen: _Seen) -> Sentence | None:
 
 
 def _labels(seen: _Seen) -> Sentence | None:
-    target, told = seen.at(1, "target"), seen.at(4, "ignore_index")
+    target, ignore_index = seen.at(1, "target"), seen.at(4, "ignore_index")
     if seen.function not in operator_traits.LOSSES_OF_LABELS or target is None or not seen.nan:
         return None
-    ignored = _IGNORED_LABEL if told is None or told.dtype else told.least
+    ignored = _IGNORED_LABEL if ignore_index is None or ignore_index.dtype else ignore_index.least
     if target.least == target.most == ignored:
         return Sentence("0 / 0: all labels are {0}, which are ignored, so the mean is that of nothing", _number(ignored))
     return None
@@ -199,11 +199,11 @@ def _labels_counted(side: DumpTable, op: int, seen: _Seen) -> Sentence | None:
         if len(parts) >= 4 and parts[-1] == "forward" and parts[-3] in operator_traits.LOSSES_OF_LABELS:
             target = next(
                 (
-                    one
+                    operand
                     for row in side.rows(before)
                     if side.role[row] == INPUT
-                    and (one := _operand(side, before, row)) is not None
-                    and one.place in ("input.1", "input.target")
+                    and (operand := _operand(side, before, row)) is not None
+                    and operand.place in ("input.1", "input.target")
                 ),
                 None,
             )
@@ -245,7 +245,7 @@ def _impossible_label(seen: _Seen) -> Sentence | None:
 
 
 def _given_infinity(seen: _Seen) -> Sentence | None:
-    infinite = [one for one in seen.operands.values() if not one.dtype and math.isinf(one.least)]
+    infinite = [operand for operand in seen.operands.values() if not operand.dtype and math.isinf(operand.least)]
     if not infinite or seen.nan or seen.function not in operator_traits.ADDITIONS | operator_traits.SCALINGS:
         return None
     return Sentence("the call was given an infinite number, {0}", infinite[0].place)
@@ -267,7 +267,7 @@ def _spread(seen: _Seen) -> Sentence | None:
 
 
 def _infinities(seen: _Seen) -> Sentence | None:
-    infinite = [one for one in seen.operands.values() if math.inf in (one.most, -one.least)]
+    infinite = [operand for operand in seen.operands.values() if math.inf in (operand.most, -operand.least)]
     if not seen.nan or seen.function not in operator_traits.ADDITIONS | operator_traits.SUMS or not infinite:
         return None
     return Sentence("Inf minus Inf: {0} holds infinities", infinite[0].place)
@@ -279,7 +279,7 @@ def _range(seen: _Seen) -> Sentence | None:
     if kind is None or not kind.infinite or seen.nan:
         return None
     numbers = seen.function in operator_traits.SCALINGS | operator_traits.ADDITIONS  # of others they are dimensions, an exponent, ...
-    sizes = [max(one.most, -one.least) for one in seen.operands.values() if one.dtype or numbers]
+    sizes = [max(operand.most, -operand.least) for operand in seen.operands.values() if operand.dtype or numbers]
     if math.inf in sizes:
         return None
     largest = max((size for size in sizes if math.isfinite(size)), default=0.0)
@@ -296,7 +296,9 @@ def _of_gradient(side: DumpTable, name: str, function: str) -> Sentence:
     function = function.strip("_")
     if function in ("sqrt", *_ARCS) and (twin := forward_twin(name)) in side.ops:
         op = side.ops.index(twin)
-        first = next((one for row in side.rows(op) if side.role[row] == INPUT and (one := _operand(side, op, row)) is not None), None)
+        first = next(
+            (operand for row in side.rows(op) if side.role[row] == INPUT and (operand := _operand(side, op, row)) is not None), None
+        )
         if first is not None and function == "sqrt" and first.least == 0:
             return Sentence("the gradient of the square root is infinite at 0, and an element of {0} is 0", first.place)
         if first is not None and function != "sqrt" and (ends := [end for end in (first.most, first.least) if abs(end) == 1]):

@@ -25,22 +25,22 @@ _PIECE = 1 << 20
 
 
 def add_nonfinite_of_one_side(
-    found: Diagnosis, target: Run, golden: Run, tables: StepTables, steps: Collection[int] = (), ranks: Collection[int] = ()
+    diagnosis: Diagnosis, target: Run, golden: Run, tables: StepTables, steps: Collection[int] = (), ranks: Collection[int] = ()
 ) -> None:
     """A NaN in calls that only the target makes has nothing to be compared with; the run alone tells, if the golden one has none.
     `tables`: what was read before; `steps`, `ranks`: only these were compared; empty: all."""
     from msprobe_engine.find.single_run import diagnose_alone
 
-    if found.finding not in (findings.NONE, findings.STRUCTURE) or not found.unseen:
+    if diagnosis.finding not in (findings.NONE, findings.STRUCTURE) or not diagnosis.unseen:
         return
     alone = diagnose_alone(target, tables)
-    asked = [one for one in alone.suspects if (not steps or one.step in steps) and (not ranks or one.rank in ranks)]
+    asked = [suspect for suspect in alone.suspects if (not steps or suspect.step in steps) and (not ranks or suspect.rank in ranks)]
     if alone.finding in _NONFINITE and asked and diagnose_alone(golden, tables).finding == findings.NONE:
-        found.finding, found.suspects, found.places = alone.finding, asked, []
-        found.evidence = [line for line in found.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
+        diagnosis.finding, diagnosis.suspects, diagnosis.places = alone.finding, asked, []
+        diagnosis.evidence = [line for line in diagnosis.evidence if line not in (SAME, SAME_BESIDE_NAN, SAME_IN_COMMON)] + alone.evidence
 
 
-def add_later_nonfinite(found: Diagnosis, target: Run, golden: Run, tables: StepTables, finite: Collection[Path] = ()) -> None:
+def add_later_nonfinite(diagnosis: Diagnosis, target: Run, golden: Run, tables: StepTables, finite: Collection[Path] = ()) -> None:
     """Where the numbers part first may be something else than what ends in NaN later: each side's first NaN or Inf that the other has not.
 
     The steps behind the first difference are not compared. Dumps are looked at again only where one of their files has a number that is
@@ -48,14 +48,14 @@ def add_later_nonfinite(found: Diagnosis, target: Run, golden: Run, tables: Step
     """
     from msprobe_engine.find.single_run import diagnose_alone
 
-    if not found.suspects or found.finding in _NONFINITE or not (_may_have(target, finite) or _may_have(golden, finite)):
+    if not diagnosis.suspects or diagnosis.finding in _NONFINITE or not (_may_have(target, finite) or _may_have(golden, finite)):
         return
     sides = {"target": diagnose_alone(target, tables), "golden": diagnose_alone(golden, tables)}
-    bad = [side for side, one in sides.items() if one.finding in _NONFINITE]
+    bad = [side for side, alone in sides.items() if alone.finding in _NONFINITE]
     if len(bad) == 1 and (first := sides[bad[0]].first_suspect) is not None:
-        known = {(suspect.step, suspect.rank, suspect.record) for suspect in found.suspects}
+        known = {(suspect.step, suspect.rank, suspect.record) for suspect in diagnosis.suspects}
         if (first.step, first.rank, first.record) not in known:
-            found.nonfinite = {bad[0]: first}
+            diagnosis.nonfinite = {bad[0]: first}
 
 
 def files_without(sides: Mapping[int, DumpTable]) -> set[Path]:

@@ -32,12 +32,12 @@ def summary(rows: Sequence[Row], dump: DumpTable) -> list[str]:
 def _find_nonfinite_calls(dump: DumpTable) -> list[tuple[str, bool]]:
     """Calls with NaN or Inf in their results, and whether there was some in what they were given; modules repeat their calls."""
     bad = nonfinite(dump, range(len(dump))).tolist()
-    found = []
+    calls = []
     for op, name in enumerate(dump.ops):
         rows = dump.rows(op)
         if not names.is_module(name) and any(bad[row] for row in rows if dump.role[row] == OUTPUT):
-            found.append((name, any(bad[row] for row in rows if dump.role[row] != OUTPUT)))
-    return found
+            calls.append((name, any(bad[row] for row in rows if dump.role[row] != OUTPUT)))
+    return calls
 
 
 def _list_calls(head: str, calls: Sequence[tuple[str, bool]]) -> list[str]:

@@ -56,7 +56,7 @@ def where(trace: Trace, call: Call) -> tuple[str, str]:
         # backward records may have no parents of their own: those of the forward twin say where it is
         twin = forward_twin(call.name)
         names += [twin, *_up(trace, twin)]
-    path = next((found for name in names if (found := module_path(name))), "")
+    path = next((module for name in names if (module := module_path(name))), "")
     return path, call.op
 
 
@@ -175,7 +175,7 @@ def lines_of(items: Sequence[Mapping[str, Any]], *, first: bool) -> list[str]:
         f"step {item['step']}, rank{'s' if len(items) > 1 else ''} {ranks}, {item['direction']}, "
         f"{place}{'' if item['cause'] in ('sample', 'update') else 'operator '}{item['operator']}"
     )
-    said = [one for one in (place_in_source(item["source_line"] or ""), item["why"]) if one]
+    said = [part for part in (place_in_source(item["source_line"] or ""), item["why"]) if part]
     lines = [
         f"{'First' if first else 'Also'} {item['what']}: {': '.join(said)}{f' ({where_seen})' if said else where_seen}",
         f"  record    {item['op_name']}",
@@ -203,9 +203,9 @@ def label_lines(word: str, items: Sequence[str], width: int = 8) -> list[str]:
 
 def _fact(fact: Mapping[str, Any]) -> str:
     counts = [f"{fact[key]} {word}" for key, word in (("nans", "NaN"), ("infs", "Inf")) if fact.get(key)]
-    found = ", ".join(counts) if counts else fact["what"]
+    what_it_holds = ", ".join(counts) if counts else fact["what"]
     shape = fact.get("shape")
-    return f"{fact['place']}  {fact.get('dtype', '')} {shape if isinstance(shape, list) else []}: {found}"
+    return f"{fact['place']}  {fact.get('dtype', '')} {shape if isinstance(shape, list) else []}: {what_it_holds}"
 
 
 def _describe_coverage(verdict: Verdict) -> str:

@@ -310,12 +310,12 @@ class _Scanner:
 
 def _starts_of_backward(trace: Trace) -> set[int]:
     """The calls whose single number that is not finite is what a backward pass starts from: the first backward call is theirs."""
-    found: set[int] = set()
+    starts: set[int] = set()
     for before, call in zip(trace.calls, trace.calls[1:]):
         twin = trace.find_call(forward_twin(call.name)) if (before.direction, call.direction) == ("forward", "backward") else None
         if twin is not None and any(fact.flags & NONFINITE and fact.shape in ((), (1,)) for fact in twin.outputs()):
-            found.add(twin.index)
-    return found
+            starts.add(twin.index)
+    return starts
 
 
 def loss_or_gradient_bad(trace: Trace, explained: Set[int] = frozenset()) -> bool:

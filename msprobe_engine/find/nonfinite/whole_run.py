@@ -59,16 +59,16 @@ def nan_analyze_run(source: str | Path, scheduler: str = "") -> Result:
     seen: list[_Part] = []
     errors: list[ProbeError] = [*run.unread]
 
-    def try_part(what: str, at: Callable[[], Result]) -> None:
+    def try_part(what: str, analyze: Callable[[], Result]) -> None:
         try:
-            seen.append(_Part(what, at()))
+            seen.append(_Part(what, analyze()))
         except (DumpFormatError, NothingCapturedError) as error:
             errors.append(error)
 
     if run.records is not None:
         try_part("dump", lambda: nan_analyze(run, tables=tables))
-    for one in run.incidents[: run_directory.MOST_INCIDENTS]:
-        try_part(f"incident {one.path.name}", lambda one=one: nan_analyze(one, tables=tables))  # type: ignore[misc]
+    for incident in run.incidents[: run_directory.MOST_INCIDENTS]:
+        try_part(f"incident {incident.path.name}", lambda incident=incident: nan_analyze(incident, tables=tables))  # type: ignore[misc]
     if run.has_monitor:
         recorded = {step for part in seen for step in part.result.steps}
         try_part("monitor", lambda: _of_monitor(run.monitor, recorded))
@@ -79,15 +79,17 @@ def nan_analyze_run(source: str | Path, scheduler: str = "") -> Result:
 
 def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], incidents: int) -> Result:
     lead, *others = sorted(seen, key=lambda part: part.order)
-    found = lead.result
+    result = lead.result
     later = incidents - run_directory.MOST_INCIDENTS
     problems = [problem for part in seen for problem in part.result.problems] + [
         Sentence("not looked at: {0}", "; ".join(map(str.strip, str(error).splitlines()))) for error in errors
     ]
-    if later > 0 and not found.findings:
+    if later > 0 and not result.findings:
         problems.append(Sentence("{0}: {1} later incidents were not looked at", root, later))
-    texts = [_format_part(lead)] + [f"{part.what}: {_first_line(part.result)}" if found.findings else _format_part(part) for part in others]
-    out = Result(found.findings, "\n".join(texts), sorted({step for part in seen for step in part.result.steps}))
+    texts = [_format_part(lead)] + [
+        f"{part.what}: {_first_line(part.result)}" if result.findings else _format_part(part) for part in others
+    ]
+    out = Result(result.findings, "\n".join(texts), sorted({step for part in seen for step in part.result.steps}))
     out.problems = list(dict.fromkeys(problems))
     if not out.steps and not out.findings:
         raise NothingCapturedError(f"{root}: there is no step to look at" + "".join(f"\n  {problem}" for problem in out.problems))

@@ -42,9 +42,9 @@ class Advisor:
         """Look at the next block of the table."""
         verdicts = block[ACCURACY if ACCURACY in block else RESULT]
         if self.line is None:
-            for at, verdict in enumerate(verdicts):
+            for row, verdict in enumerate(verdicts):
                 if verdict in _BAD:
-                    self.line, self.name = self._rows + at, str(block[TARGET_NAME][at])
+                    self.line, self.name = self._rows + row, str(block[TARGET_NAME][row])
                     break
         self._rows += len(block[TARGET_NAME])
 

@@ -53,49 +53,49 @@ class Highlight:
 
     def run(self, messages: list[str]) -> tuple[list[str], list[str]]:
         """(colours, messages with the reasons appended, one per line)."""
-        for at, (high, low, difference) in enumerate(zip(self._maximum, self._minimum, self._difference)):
+        for row, (high, low, difference) in enumerate(zip(self._maximum, self._minimum, self._difference)):
             if str(high) in _OVERFLOW or str(low) in _OVERFLOW:
-                self._red.setdefault(at, []).append(NOT_FINITE)
+                self._red.setdefault(row, []).append(NOT_FINITE)
             elif _number(difference) and abs(difference) > 1e10:
-                self._red.setdefault(at, []).append(HUGE)
+                self._red.setdefault(row, []).append(HUGE)
         starts = [0, *(np.flatnonzero(np.diff(self._op)) + 1).tolist(), len(self._op)]
         for start, end in itertools.pairwise(starts):
             self._record(start, end)
         colours = [""] * len(messages)
         said = list(messages)
         for reasons, colour in ((self._red, RED), (self._yellow, YELLOW)):
-            for at, lines in reasons.items():
-                if not colours[at]:
-                    colours[at] = colour
-                    said[at] = "\n".join([said[at], *lines] if said[at] else lines)
+            for row, lines in reasons.items():
+                if not colours[row]:
+                    colours[row] = colour
+                    said[row] = "\n".join([said[row], *lines] if said[row] else lines)
         return colours, said
 
     def _record(self, start: int, end: int) -> None:
         """The first row counts as an input whatever it is; the existing tool begins a record so."""
-        inputs = [at for at in range(start, end) if at == start or self._role[at] in (INPUT, PARAMETERS)]
-        outputs = [at for at in range(start + 1, end) if self._role[at] == OUTPUT]
-        for at in outputs:
-            if self._numeric(at) and self._could(at):
+        inputs = [row for row in range(start, end) if row == start or self._role[row] in (INPUT, PARAMETERS)]
+        outputs = [row for row in range(start + 1, end) if self._role[row] == OUTPUT]
+        for row in outputs:
+            if self._numeric(row) and self._could(row):
                 for other in inputs:
                     if self._numeric(other):
-                        self._compare(other, at)
+                        self._compare(other, row)
 
-    def _numeric(self, at: int) -> bool:
-        return _number(self._maximum[at]) and _number(self._golden[at]) and _number(self._difference[at])
+    def _numeric(self, row: int) -> bool:
+        return _number(self._maximum[row]) and _number(self._golden[row]) and _number(self._difference[row])
 
-    def _could(self, at: int) -> bool:
+    def _could(self, row: int) -> bool:
         """A result that no rule can hit whatever the inputs are like is not looked at further."""
-        if abs(self._difference[at]) >= 10:
+        if abs(self._difference[row]) >= 10:
             return True
         if self._thousandth is None:
-            return self._relative(at) > 0.1
+            return self._relative(row) > 0.1
         assert self._cosine is not None
-        ratio, cosine = self._thousandth[at], self._cosine[at]
+        ratio, cosine = self._thousandth[row], self._cosine[row]
         return (_number(ratio) and ratio < 0.95) or (_number(cosine) and cosine < 0.95)
 
-    def _relative(self, at: int) -> float:
+    def _relative(self, row: int) -> float:
         with np.errstate(all="ignore"):
-            return float(abs(np.float64(self._difference[at]) / max(_EPSILON, self._golden[at])))
+            return float(abs(np.float64(self._difference[row]) / max(_EPSILON, self._golden[row])))
 
     def _compare(self, inner: int, outer: int) -> None:
         before, after = abs(self._difference[inner]), abs(self._difference[outer])
@@ -109,14 +109,14 @@ class Highlight:
                 self._yellow.setdefault(outer, []).append(RELATIVE_GROWN)
             return
         assert self._cosine is not None
-        x, y = self._thousandth[inner], self._thousandth[outer]
-        if _number(x) and _number(y):
-            if x > 0.9 and y < 0.6:
+        before_value, after_value = self._thousandth[inner], self._thousandth[outer]
+        if _number(before_value) and _number(after_value):
+            if before_value > 0.9 and after_value < 0.6:
                 self._red.setdefault(outer, []).append(THOUSANDTH)
-            elif x - y > 0.1:
+            elif before_value - after_value > 0.1:
                 self._yellow.setdefault(outer, []).append(THOUSANDTH_FALLEN)
-        x, y = self._cosine[inner], self._cosine[outer]
-        if _number(x) and _number(y) and x - y > 0.1:
+        before_value, after_value = self._cosine[inner], self._cosine[outer]
+        if _number(before_value) and _number(after_value) and before_value - after_value > 0.1:
             self._yellow.setdefault(outer, []).append(COSINE_FALLEN)
 
 

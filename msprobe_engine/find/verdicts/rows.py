@@ -47,11 +47,11 @@ class RowVerdicts:
     one_sided: Bools
     said: dict[int, str] = field(default_factory=dict)
 
-    def raise_level(self, at: int, level: int, text: str) -> None:
+    def raise_level(self, row: int, level: int, text: str) -> None:
         """Raise the level of a row; the sentence of the highest level stays, the first of equal ones."""
-        if at not in self.said or level > self.level[at]:
-            self.said[at] = text
-        self.level[at] = max(int(self.level[at]), level)
+        if row not in self.said or level > self.level[row]:
+            self.said[row] = text
+        self.level[row] = max(int(self.level[row]), level)
 
 
 class RowProjection:
@@ -88,9 +88,9 @@ class RowProjection:
         at_fault = np.zeros(len(self.rows), bool)
         for rows, suspect in begins:
             level = ERROR if rows[0] >= first else WARNING
-            for at in rows:
-                verdicts.raise_level(at, level, self._sentence(at, suspect) if level == ERROR else self._follows(at))
-                at_fault[at] |= level == ERROR
+            for row in rows:
+                verdicts.raise_level(row, level, self._sentence(row, suspect) if level == ERROR else self._follows(row))
+                at_fault[row] |= level == ERROR
         self._consequences(verdicts, at_fault)
         self._facts(verdicts)
         self._alone(verdicts)
@@ -99,23 +99,23 @@ class RowProjection:
     def _measure(self, distance: Floats | None) -> Floats:
         """What is known of the pairs of rows: that of the walk, and of pairs that it has not (other ones by the user's mapping) anew."""
         walker, n = self.walker, len(self.rows)
-        left, right = factorize.columns(walker.rows)
+        target_rows, golden_rows = factorize.columns(walker.rows)
         position = np.full(len(self.target) + 1, -1, np.int64)  # the last one is of rows that are not there
-        position[left] = np.arange(len(left))
+        position[target_rows] = np.arange(len(target_rows))
         places = np.where(self.both, position[self.rows], -1)
         walked = places >= 0
-        walked[walked] = right[places[walked]] == self.others[walked]
+        walked[walked] = golden_rows[places[walked]] == self.others[walked]
         rest = self.both & ~walked
         further = distances.distances(self.target, self.golden, np.stack((self.rows[rest], self.others[rest]), axis=1))
         self.one_sided = np.zeros((n, len(missing_statistics.WHAT)), bool)
         self.distance = np.zeros(n)
         self._argument, self._shape, self._dtype, bad_target, bad_golden, known, compared = (np.zeros(n, bool) for _ in range(7))
-        for part, one in ((walked, walker.measured), (rest, further)):
+        for part, source in ((walked, walker.measured), (rest, further)):
             chosen: Any = places[walked] if part is walked else slice(None)
-            self.distance[part], self.one_sided[part] = one.distance[chosen], one.one_sided[chosen]
-            self._argument[part], self._shape[part], self._dtype[part] = one.argument[chosen], one.shape[chosen], one.dtype[chosen]
-            bad_target[part], bad_golden[part], known[part] = one.bad_target[chosen], one.bad_golden[chosen], one.known[chosen]
-            compared[part] = one.compared[chosen]
+            self.distance[part], self.one_sided[part] = source.distance[chosen], source.one_sided[chosen]
+            self._argument[part], self._shape[part], self._dtype[part] = source.argument[chosen], source.shape[chosen], source.dtype[chosen]
+            bad_target[part], bad_golden[part], known[part] = source.bad_target[chosen], source.bad_golden[chosen], source.known[chosen]
+            compared[part] = source.compared[chosen]
         self._bad = bad_target != bad_golden
         self._unknown = self.both & ~compared
         self._blind = bad_target & bad_golden & ~known  # NaN or Inf on both sides, and nothing finite beside them
@@ -131,12 +131,12 @@ class RowProjection:
 
     def _times(self, places: Rows) -> Floats:
         """How many times what round-off explains each row differs, float64 (n,); `places`: where it is among the pairs of the walk."""
-        found = np.array([*self.walker.carried.alone, 0.0])[places]
-        for at in np.flatnonzero(self.both & (places < 0)).tolist():  # paired by the table alone
-            units = roundoff.eps(self.golden.dtype[self.others[at]])
-            limit = roundoff.call_limit(units, roundoff.longest_sum(self.target.shape[self.rows[at]]))
-            found[at] = self.distance[at] / limit if limit else np.inf if self.distance[at] else 0.0
-        return found
+        times = np.array([*self.walker.carried.alone, 0.0])[places]
+        for row in np.flatnonzero(self.both & (places < 0)).tolist():  # paired by the table alone
+            units = roundoff.eps(self.golden.dtype[self.others[row]])
+            limit = roundoff.call_limit(units, roundoff.longest_sum(self.target.shape[self.rows[row]]))
+            times[row] = self.distance[row] / limit if limit else np.inf if self.distance[row] else 0.0
+        return times
 
     def _begins(self) -> Iterator[tuple[list[int], Suspect]]:
         """Of each finding the rows of the table that are at fault, the one to name first."""
@@ -146,12 +146,14 @@ class RowProjection:
             of_target = self.rows[start] >= 0
             side, row = (self.target, int(self.rows[start])) if of_target else (self.golden, int(self.others[start]))
             op, groups = side.op[row], target if of_target else golden
-            here = origin_of(side, op)
-            for name in {side.ops[op], side.ops[op] if here is None else here[1]}:
+            origin = origin_of(side, op)
+            for name in {side.ops[op], side.ops[op] if origin is None else origin[1]}:
                 groups.setdefault(name, []).append(group)
         for suspect in self.found.begins:
             names = (golden, target) if suspect.kind == MISSING else (target, golden)
-            rows = [at for groups in names for group in groups.get(suspect.record, ()) for at in self._at_fault(group, suspect)]
+            rows = [
+                table_row for groups in names for group in groups.get(suspect.record, ()) for table_row in self._at_fault(group, suspect)
+            ]
             if rows:
                 yield rows, suspect
 
@@ -159,125 +161,125 @@ class RowProjection:
         """Rows of a record that a finding names: those that are off, by its kind those that go in or those that come out; else the row that
         shows it, or the first one that comes out."""
         rows = list(range(int(self.starts[group]), int(self.ends[group])))
-        shown = [at for at in rows if self.rows[at] >= 0 and self.target.name[self.rows[at]] == suspect.tensor]
+        shown = [row for row in rows if self.rows[row] >= 0 and self.target.name[self.rows[row]] == suspect.tensor]
         if suspect.kind in (DTYPE, GRAD_FLAG) and shown:
             return shown
-        off = [at for at in rows if self.both[at] and not self._argument[at] and self.times[at] > 1]
+        off = [row for row in rows if self.both[row] and not self._argument[row] and self.times[row] > 1]
         if suspect.kind == ARGUMENT:
-            return list(dict.fromkeys([*shown, *(at for at in off if not self.entered[at])])) or rows[:1]
+            return list(dict.fromkeys([*shown, *(row for row in off if not self.entered[row])])) or rows[:1]
         if suspect.kind in (TAKEN, PARAMETER):
-            return [at for at in off if self.entered[at]] or shown or off or rows[:1]
-        out = [at for at in off if not self.entered[at]]
-        return out or shown or [at for at in rows if self.role[at] in (OUTPUT, PARAMETERS_GRAD)][:1] or rows[:1]
+            return [row for row in off if self.entered[row]] or shown or off or rows[:1]
+        out = [row for row in off if not self.entered[row]]
+        return out or shown or [row for row in rows if self.role[row] in (OUTPUT, PARAMETERS_GRAD)][:1] or rows[:1]
 
     def _consequences(self, verdicts: RowVerdicts, at_fault: Bools) -> None:
         """Rows that are off without being at fault."""
         if not self.found.differs:
             return
         off = self.both & ~self._argument & ~at_fault & (self.times > 1)
-        for at in np.flatnonzero(off).tolist():
-            verdicts.raise_level(at, WARNING, self._follows(at))
+        for row in np.flatnonzero(off).tolist():
+            verdicts.raise_level(row, WARNING, self._follows(row))
 
-    def _sentence(self, at: int, suspect: Suspect) -> str:
+    def _sentence(self, row: int, suspect: Suspect) -> str:
         """Of a row that is at fault."""
-        if not self.both[at]:
-            side = "golden side" if self.others[at] >= 0 else "target"
+        if not self.both[row]:
+            side = "golden side" if self.others[row] >= 0 else "target"
             return f"only the {side} has it{f': {suspect.why}' if suspect.why else ''}"
-        if self._argument[at]:
-            return self._argument_text(at)
-        if not self.times[at] > 1:
+        if self._argument[row]:
+            return self._argument_text(row)
+        if not self.times[row] > 1:
             return suspect.why or "a difference begins here"
-        inside = self._taken_in(at)
-        if self.role[at] == PARAMETERS_GRAD:
-            return f"{self._size(at)}; nothing else explains it"
-        if self.entered[at]:
-            return f"{self._size(at)}; no record before it is off"
-        same = "what went in could not be compared whole" if self._taken_in_unknown(at) else "what is recorded of what went in is the same"
-        return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else same}"
+        inside = self._taken_in(row)
+        if self.role[row] == PARAMETERS_GRAD:
+            return f"{self._size(row)}; nothing else explains it"
+        if self.entered[row]:
+            return f"{self._size(row)}; no record before it is off"
+        same = "what went in could not be compared whole" if self._taken_in_unknown(row) else "what is recorded of what went in is the same"
+        return f"{self._size(row)}; {f'what went in is off by {inside:.2g}' if inside else same}"
 
-    def _follows(self, at: int) -> str:
+    def _follows(self, row: int) -> str:
         """Of a row that is off because of something else."""
-        if self.role[at] == PARAMETERS_GRAD:
-            return f"{self._size(at)}; it follows from what came before"
-        if self.entered[at]:
-            return f"{self._size(at)}; it was made before"
-        inside = self._taken_in(at)
+        if self.role[row] == PARAMETERS_GRAD:
+            return f"{self._size(row)}; it follows from what came before"
+        if self.entered[row]:
+            return f"{self._size(row)}; it was made before"
+        inside = self._taken_in(row)
         if inside == np.inf:
-            return f"{self._size(at)}; what went in is not the same either"
-        return f"{self._size(at)}; {f'what went in is off by {inside:.2g}' if inside else 'it follows from what is off elsewhere'}"
+            return f"{self._size(row)}; what went in is not the same either"
+        return f"{self._size(row)}; {f'what went in is off by {inside:.2g}' if inside else 'it follows from what is off elsewhere'}"
 
-    def _taken_in(self, at: int) -> float:
+    def _taken_in(self, row: int) -> float:
         """Largest difference of what went into the record of a row."""
-        part = self._record_of(at)
+        part = self._record_of(row)
         chosen = self.both[part] & self.entered[part] & ~self._argument[part]
         return float(self.distance[part][chosen].max(initial=0.0))
 
-    def _taken_in_unknown(self, at: int) -> bool:
+    def _taken_in_unknown(self, table_row: int) -> bool:
         """A tensor that goes into the record of a row could not be compared."""
-        part = self._record_of(at)
+        part = self._record_of(table_row)
         rows = self.rows[part][self._unknown[part] & self.entered[part]].tolist()
         return any(self.target.dtype[row] and distances.elements(self.target.shape[row]) for row in rows)
 
-    def _record_of(self, at: int) -> slice:
-        group = self.group[at]
+    def _record_of(self, row: int) -> slice:
+        group = self.group[row]
         return slice(self.starts[group], self.ends[group])
 
-    def _size(self, at: int) -> str:
+    def _size(self, row: int) -> str:
         """How far a row is off."""
-        if self._shape[at]:
-            return f"shape {self.target.shape[int(self.rows[at])]} against {self.golden.shape[int(self.others[at])]}"
-        if self._bad[at]:
+        if self._shape[row]:
+            return f"shape {self.target.shape[int(self.rows[row])]} against {self.golden.shape[int(self.others[row])]}"
+        if self._bad[row]:
             return "NaN or Inf on one side only"
-        distance = float(self.distance[at])
+        distance = float(self.distance[row])
         if distance == np.inf:
             return "the content differs"
-        times = float(self.times[at])
+        times = float(self.times[row])
         much = f"off by {distance:.2g} of its size"
         return f"{much}, {times:,.0f} times what round-off explains" if times < roundoff.MOST_TIMES else much
 
-    def _argument_text(self, at: int) -> str:
-        i, j = int(self.rows[at]), int(self.others[at])
+    def _argument_text(self, row: int) -> str:
+        i, j = int(self.rows[row]), int(self.others[row])
         return f"argument {shorten_text(repr(self.target.values.get(i)))} against {shorten_text(repr(self.golden.values.get(j)))}"
 
     def _facts(self, verdicts: RowVerdicts) -> None:
         """What is not the same beside numbers."""
-        for at in np.flatnonzero(self._argument).tolist():
-            verdicts.raise_level(at, WARNING, self._argument_text(at))
+        for row in np.flatnonzero(self._argument).tolist():
+            verdicts.raise_level(row, WARNING, self._argument_text(row))
         if not distances.of_other_precision(self._dtype[self.both], self._argument[self.both]):
-            for at in np.flatnonzero(self._dtype & ~self._argument).tolist():
-                i, j = int(self.rows[at]), int(self.others[at])
-                verdicts.raise_level(at, WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
-        for at in np.flatnonzero(self._blind).tolist():
-            verdicts.raise_level(at, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
-        for at in np.flatnonzero(self.one_sided.any(1)).tolist():
-            verdicts.raise_level(at, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[at])}")
-        mine, other = (factorize.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
-        a, b = mine[self.rows], other[self.others]
-        for at in np.flatnonzero(self.both & (a != b) & (a >= 0) & (b >= 0)).tolist():
-            verdicts.raise_level(at, WARNING, f"requires_grad {bool(a[at])} against {bool(b[at])}")
+            for row in np.flatnonzero(self._dtype & ~self._argument).tolist():
+                i, j = int(self.rows[row]), int(self.others[row])
+                verdicts.raise_level(row, WARNING, f"dtype {self.target.dtype[i]} against {self.golden.dtype[j]}")
+        for row in np.flatnonzero(self._blind).tolist():
+            verdicts.raise_level(row, WARNING, "cannot be compared: NaN or Inf on both sides, and no finite number beside it")
+        for row in np.flatnonzero(self.one_sided.any(1)).tolist():
+            verdicts.raise_level(row, WARNING, f"not compared whole: {missing_statistics.words(self.one_sided[row])}")
+        target_flags, golden_flags = (factorize.of_each(side.requires_grad, _sign, np.int8) for side in (self.target, self.golden))
+        target_flag, golden_flag = target_flags[self.rows], golden_flags[self.others]
+        for row in np.flatnonzero(self.both & (target_flag != golden_flag) & (target_flag >= 0) & (golden_flag >= 0)).tolist():
+            verdicts.raise_level(row, WARNING, f"requires_grad {bool(target_flag[row])} against {bool(golden_flag[row])}")
 
     def _alone(self, verdicts: RowVerdicts) -> None:
         """Rows of one side."""
-        for at in np.flatnonzero(~self.both).tolist():
-            side = "golden side" if self.others[at] >= 0 else "target"
-            if why := self._needs_no_partner(at):
-                verdicts.raise_level(at, PASS, why)
-            elif self._behind_cut(at):
-                verdicts.raise_level(at, WARNING, "not compared: the other side was cut off before this call")
-            elif self.rows[at] >= 0 and _overflown(self.target, int(self.rows[at])):
-                verdicts.raise_level(at, WARNING, f"only the {side} has it, and it holds NaN or Inf")
+        for row in np.flatnonzero(~self.both).tolist():
+            side = "golden side" if self.others[row] >= 0 else "target"
+            if why := self._needs_no_partner(row):
+                verdicts.raise_level(row, PASS, why)
+            elif self._behind_cut(row):
+                verdicts.raise_level(row, WARNING, "not compared: the other side was cut off before this call")
+            elif self.rows[row] >= 0 and _overflown(self.target, int(self.rows[row])):
+                verdicts.raise_level(row, WARNING, f"only the {side} has it, and it holds NaN or Inf")
             else:
-                verdicts.raise_level(at, WARNING, f"only the {side} has it")
+                verdicts.raise_level(row, WARNING, f"only the {side} has it")
 
-    def _behind_cut(self, at: int) -> bool:
+    def _behind_cut(self, table_row: int) -> bool:
         """The other side was cut off before it came so far."""
-        ours, theirs = self.walker.structure.behind_cut
-        row, other = int(self.rows[at]), int(self.others[at])
-        return (self.target.op[row] in ours) if row >= 0 else (self.golden.op[other] in theirs)
+        target_cut, golden_cut = self.walker.structure.behind_cut
+        row, golden_row = int(self.rows[table_row]), int(self.others[table_row])
+        return (self.target.op[row] in target_cut) if row >= 0 else (self.golden.op[golden_row] in golden_cut)
 
-    def _needs_no_partner(self, at: int) -> str:
+    def _needs_no_partner(self, table_row: int) -> str:
         """Why, in dumps of two frameworks; "" where it needs one."""
-        for side, row in ((self.target, int(self.rows[at])), (self.golden, int(self.others[at]))):
+        for side, row in ((self.target, int(self.rows[table_row])), (self.golden, int(self.others[table_row]))):
             if row >= 0:
                 return side.told.get(row, "") if isinstance(side, CommonSide) else ""
         return ""

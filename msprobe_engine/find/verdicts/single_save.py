@@ -53,51 +53,53 @@ class Compared(NamedTuple):
     note: str | None
 
 
-def compare(a: Array, b: Array, masks: tuple[Array | None, Array | None], rule: Rule) -> Compared:
+def compare(target: Array, golden: Array, masks: tuple[Array | None, Array | None], rule: Rule) -> Compared:
     """Compare two arrays.
 
     Args:
-        a, b: numbers of any shapes.
+        target, golden: numbers of any shapes.
         masks: of both; None: all elements count. A mask has the shape of its array, or of its leading dimensions.
         rule: tolerance and alignment.
     """
     notes = []
     lost = 0
-    shapes = a.shape, b.shape
+    shapes = target.shape, golden.shape
     if masks[0] is not None and masks[1] is not None:
-        fits = all(mask.shape == array.shape[: mask.ndim] for mask, array in zip(masks, (a, b)) if mask is not None)
-        if not fits or masks[0].ndim != masks[1].ndim or a.ndim != b.ndim:
-            return Compared(difference(a, b), 0, DIFFERS, f"masks of shapes {list(masks[0].shape)}, {list(masks[1].shape)} do not fit")
-        first, second = _common(masks[0] != 0, masks[1] != 0, rule.align)
-        lost = int((masks[0] != 0).sum() - first.sum() + (masks[1] != 0).sum() - second.sum())
-        a, b = _common(a, b, rule.align)
-        differ = int((first != second).sum()) + lost
+        fits = all(mask.shape == array.shape[: mask.ndim] for mask, array in zip(masks, (target, golden)) if mask is not None)
+        if not fits or masks[0].ndim != masks[1].ndim or target.ndim != golden.ndim:
+            return Compared(
+                difference(target, golden), 0, DIFFERS, f"masks of shapes {list(masks[0].shape)}, {list(masks[1].shape)} do not fit"
+            )
+        target_mask, golden_mask = _common(masks[0] != 0, masks[1] != 0, rule.align)
+        lost = int((masks[0] != 0).sum() - target_mask.sum() + (masks[1] != 0).sum() - golden_mask.sum())
+        target, golden = _common(target, golden, rule.align)
+        differ = int((target_mask != golden_mask).sum()) + lost
         if differ:
             notes.append(f"masks differ in {differ} elements")
-        chosen = first & second
-        a, b = a[chosen], b[chosen]
+        chosen = target_mask & golden_mask
+        target, golden = target[chosen], golden[chosen]
     elif masks[0] is not None or masks[1] is not None:
         notes.append("a mask is in one directory only")
     elif shapes[0] != shapes[1]:
         notes.append("shapes differ")
-        a, b = _common(a, b, rule.align) if a.ndim == b.ndim else (a, b)
-    figures = difference(a, b)
-    off = beyond(a, b, rule.rtol, rule.atol)
+        target, golden = _common(target, golden, rule.align) if target.ndim == golden.ndim else (target, golden)
+    figures = difference(target, golden)
+    off = beyond(target, golden, rule.rtol, rule.atol)
     if off:
         notes.append(f"{off} elements beyond the tolerance")
     same = figures.same is None or figures.same == 100.0
-    return Compared(figures, min(a.size, b.size), DIFFERS if notes else SAME if same else CLOSE, "; ".join(notes) or None)
+    return Compared(figures, min(target.size, golden.size), DIFFERS if notes else SAME if same else CLOSE, "; ".join(notes) or None)
 
 
-def _common(a: Array, b: Array, align: str) -> tuple[Array, Array]:
+def _common(target: Array, golden: Array, align: str) -> tuple[Array, Array]:
     """The part of two arrays of as many dimensions that both have; `align` is of the second dimension on, the first is the batch."""
-    if a.shape == b.shape:
-        return a, b
+    if target.shape == golden.shape:
+        return target, golden
 
-    sizes = [min(n, m) for n, m in zip(a.shape, b.shape)]
+    sizes = [min(n, m) for n, m in zip(target.shape, golden.shape)]
 
     def crop(array: Array) -> Array:
         starts = [0 if align == "start" or not dim else array.shape[dim] - n for dim, n in enumerate(sizes)]
         return array[tuple(slice(start, start + n) for start, n in zip(starts, sizes))]
 
-    return crop(a), crop(b)
+    return crop(target), crop(golden)

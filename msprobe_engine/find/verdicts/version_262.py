@@ -155,8 +155,8 @@ class Checks:
 
     def _flag(self, off: Bools, level: int, reason: str) -> None:
         self.found.levels[off] = np.maximum(self.found.levels[off], level)
-        for at in np.flatnonzero(off).tolist():
-            self.found.reasons.setdefault(at, []).append(reason)
+        for row in np.flatnonzero(off).tolist():
+            self.found.reasons.setdefault(row, []).append(reason)
 
 
 @dataclass
@@ -204,40 +204,46 @@ def table_verdicts(table: Table) -> tuple[list[str], list[str]]:
     if table.checksums is not None:
         nothing = (UNMATCHED, "Nan", "")
         pairs = list(zip(*table.checksums))
-        off = np.fromiter((a != b for a, b in pairs), bool, n)
-        found = checks.checksums(off, np.fromiter((a in nothing or b in nothing for a, b in pairs), bool, n))
+        off = np.fromiter((target != golden for target, golden in pairs), bool, n)
+        verdicts = checks.checksums(off, np.fromiter((target in nothing or golden in nothing for target, golden in pairs), bool, n))
     else:
         assert table.bad is not None
         assert table.golden_bad is not None
         not_finite, facts = table.bad & ~table.golden_bad, _facts(table)
         if table.norm is not None:
             shown = np.fromiter((_fraction(cell) for cell in table.norm_cells), np.float64, n)
-            found = checks.statistics(not_finite, table.norm, shown, facts)
+            verdicts = checks.statistics(not_finite, table.norm, shown, facts)
         else:
             assert table.thousandth is not None
             assert table.cosine is not None
-            found = checks.tensors(not_finite, table.thousandth, table.cosine, facts)
+            verdicts = checks.tensors(not_finite, table.thousandth, table.cosine, facts)
     texts = ["[]"] * n
-    for at, reasons in found.reasons.items():
-        texts[at] = json.dumps(reasons)
-    return [WORDS[level] for level in found.levels.tolist()], texts
+    for row, reasons in verdicts.reasons.items():
+        texts[row] = json.dumps(reasons)
+    return [WORDS[level] for level in verdicts.levels.tolist()], texts
 
 
 def _apis(names: Sequence[str], starts: Integers, outputs: Bools) -> Iterator[str]:
     for start, end in itertools.pairwise([*starts.tolist(), len(names)]):
-        first = next((row for row in range(start, end) if not outputs[row]), None)
-        parts = [] if first is None else names[first].split(".", 2)
+        first_input = next((row for row in range(start, end) if not outputs[row]), None)
+        parts = [] if first_input is None else names[first_input].split(".", 2)
         yield parts[1] if len(parts) > 1 else ""
 
 
 def _facts(table: Table) -> Facts:
     matched = np.fromiter((name != UNMATCHED for name in table.golden_names), bool, len(table.names))
 
-    def differ(mine: Sequence[Any], golden: Sequence[Any]) -> Bools:
-        return np.asarray(np.fromiter((a != b for a, b in zip(mine, golden)), bool, len(table.names)) & matched)
+    def differ(target: Sequence[Any], golden: Sequence[Any]) -> Bools:
+        return np.asarray(
+            np.fromiter((target_cell != golden_cell for target_cell, golden_cell in zip(target, golden)), bool, len(table.names)) & matched
+        )
 
     dtypes = zip(table.shapes, table.dtypes, table.golden_dtypes)
-    scalars = np.fromiter((shape == "[]" and "class" in a and "class" in b for shape, a, b in dtypes), bool, len(table.names))
+    scalars = np.fromiter(
+        (shape == "[]" and "class" in target_cell and "class" in golden_cell for shape, target_cell, golden_cell in dtypes),
+        bool,
+        len(table.names),
+    )
     whole = np.fromiter(("qkv" not in name and "gate_up" not in name for name in table.golden_names), bool, len(table.names))
     return Facts(
         differ(table.grads, table.golden_grads),

@@ -28,7 +28,10 @@ def statistics(matched: npt.NDArray[np.bool_], suspect: npt.NDArray[np.bool_]) -
 
 def checksums(matched: npt.NDArray[np.bool_], target: Sequence[Any], golden: Sequence[Any]) -> list[str]:
     """Results of a table of checksums. Two cells without one are equal, in rows that nothing matches too."""
-    return [PASS if a == b else DIFFERENT if paired else UNMATCHED for paired, a, b in zip(matched.tolist(), target, golden)]
+    return [
+        PASS if target_sum == golden_sum else DIFFERENT if paired else UNMATCHED
+        for paired, target_sum, golden_sum in zip(matched.tolist(), target, golden)
+    ]
 
 
 def accuracy(cosine: Any, max_abs: Any) -> str:
@@ -39,9 +42,9 @@ def accuracy(cosine: Any, max_abs: Any) -> str:
         return "None"
     if UNMATCHED in (cosine, max_abs):
         return "No"
-    a, b = number(cosine), number(max_abs)
-    if a is None or b is None:
+    cosine_value, error_value = number(cosine), number(max_abs)
+    if cosine_value is None or error_value is None:
         return "None"
-    if (a < 0.99 and b > 0.001) or a < 0.9 or b > 1:
+    if (cosine_value < 0.99 and error_value > 0.001) or cosine_value < 0.9 or error_value > 1:
         return "No"
     return "Yes"

@@ -30,7 +30,7 @@ def leave_out_early_sums(walkers: Mapping[int, DifferenceWalk], walks: Mapping[i
     """Take from the origins of all ranks those that are shares of gradients whose sum over ranks is the same."""
     if len(walkers) < 2 or not all(walk.origins for walk in walks.values()):
         return
-    shares = {rank: [one for one in walk.origins if _is_of_later_micro_batch(walkers[rank], one)] for rank, walk in walks.items()}
+    shares = {rank: [origin for origin in walk.origins if _is_of_later_micro_batch(walkers[rank], origin)] for rank, walk in walks.items()}
     if any(not some or len(some) < len(walks[rank].origins) for rank, some in shares.items()):
         return
     if all(map(_sums_agree, walkers.values())) or _means_agree(walkers, shares):
@@ -55,7 +55,7 @@ def _sums_agree(walker: DifferenceWalk) -> bool:
 
 def _means_agree(walkers: Mapping[int, DifferenceWalk], shares: Mapping[int, list[DifferenceOrigin]]) -> bool:
     """The means, over all ranks, of the gradients that differ are the same on both sides."""
-    off = {walkers[rank].side.ops[one.op] for rank, some in shares.items() for one in some}
+    off = {walkers[rank].side.ops[origin.op] for rank, some in shares.items() for origin in some}
     return any(_sums_of_means_agree(walkers, off, added_up) for added_up in (None, 0, 1))
 
 
@@ -63,13 +63,13 @@ def _sums_of_means_agree(walkers: Mapping[int, DifferenceWalk], off: set[str], a
     """`added_up`: the side, 0 the target, whose gradients are those of each micro batch; None: neither."""
     sums: dict[str, list[Floats]] = {}
     for walker in walkers.values():
-        for name, found in _means(walker, off, added_up):
-            sums.setdefault(name, []).append(found)
-    whole = [np.sum(found, axis=0) for found in sums.values() if len(found) == len(walkers)]
+        for name, means in _means(walker, off, added_up):
+            sums.setdefault(name, []).append(means)
+    whole = [np.sum(means, axis=0) for means in sums.values() if len(means) == len(walkers)]
     if len(whole) < _FEWEST:
         return False
-    mine, theirs, sizes = np.array(whole).T
-    return bool(np.linalg.norm((mine - theirs) / sizes) <= _NEAR * np.linalg.norm(theirs / sizes))
+    target_means, golden_means, sizes = np.array(whole).T
+    return bool(np.linalg.norm((target_means - golden_means) / sizes) <= _NEAR * np.linalg.norm(golden_means / sizes))
 
 
 def _means(walker: DifferenceWalk, off: set[str], added_up: int | None) -> Iterator[tuple[str, Floats]]:
@@ -77,11 +77,11 @@ def _means(walker: DifferenceWalk, off: set[str], added_up: int | None) -> Itera
     side, golden = walker.side, walker.golden.side
     before: dict[tuple[str, str], Floats] = {}
     for op, _ in walker.structure.pairs:
-        for at in walker.span_of(op) if walker.target.is_gradients(op) else ():
-            row, other = walker.rows[at]
-            norm, count = float(golden.stats[other][3]), distances.elements(side.shape[row])
+        for pair in walker.span_of(op) if walker.target.is_gradients(op) else ():
+            row, golden_row = walker.rows[pair]
+            norm, count = float(golden.stats[golden_row][3]), distances.elements(side.shape[row])
             parameter = walker.target.kinds[op][2], side.name[row].rpartition(".")[2]
-            means = np.array((side.stats[row][2], golden.stats[other][2]))
+            means = np.array((side.stats[row][2], golden.stats[golden_row][2]))
             earlier = before.get(parameter, np.zeros(2))
             before[parameter] = earlier + means
             if side.ops[op] in off and side.role[row] == PARAMETERS_GRAD and norm > 0:

@@ -28,14 +28,14 @@ def comes_to_nothing(walker: PairedRank, op: int) -> bool:
     if not walker.one_layout and _is_table_of_rank(walker, op):
         return True
     scales = walker.target.kinds[op][-1] in SCALINGS  # the decay of a weight is no copy, whether it could be compared or not
-    if not _is_copy(walker, op) or (scales and not any(walker.measured.shape[at] for at in walker.span_of(op))):
+    if not _is_copy(walker, op) or (scales and not any(walker.measured.shape[pair] for pair in walker.span_of(op))):
         return False
     users = list(_that_compute(walker, op))
     if users:
         return all(_agrees(walker, user) for user in users)
-    update = [one for one in _update(walker) if one > op]
-    known = [one for one in update if _is_known(walker, one)]
-    return len(known) > 0 and len(known) >= _LEAST * len(update) and all(_agrees(walker, one) for one in known)
+    update = [call for call in _update(walker) if call > op]
+    known = [call for call in update if _is_known(walker, call)]
+    return len(known) > 0 and len(known) >= _LEAST * len(update) and all(_agrees(walker, call) for call in known)
 
 
 def _is_table_of_rank(walker: PairedRank, op: int) -> bool:
@@ -56,10 +56,12 @@ def _is_copy(walker: PairedRank, op: int) -> bool:
     kind = tree.kinds[op]
     if not calls_function(kind) or op < tree.first_backward or tree.makes_of_numbers(op):
         return False
-    if any(len(tree.kinds[one]) == 4 and tree.kinds[one][0] == "forward" for one in tree.above(op)):
+    if any(len(tree.kinds[enclosing]) == 4 and tree.kinds[enclosing][0] == "forward" for enclosing in tree.above(op)):
         return False
-    other = op in walker.extra or any(walker.measured.shape[at] or not walker.measured.known[at] for at in _find_input_pairs(walker, op))
-    return kind[2] in MOVES or (other and (kind[2] in SCALINGS or is_collective(walker.side.ops[op])))
+    has_other_size = op in walker.extra or any(
+        walker.measured.shape[pair] or not walker.measured.known[pair] for pair in _find_input_pairs(walker, op)
+    )
+    return kind[2] in MOVES or (has_other_size and (kind[2] in SCALINGS or is_collective(walker.side.ops[op])))
 
 
 def _that_compute(walker: PairedRank, op: int) -> Iterator[int]:
@@ -87,21 +89,23 @@ def _update(walker: PairedRank) -> list[int]:
 def _is_known(walker: PairedRank, op: int) -> bool:
     """Tensors that a call takes in could be compared."""
     taken = _find_input_pairs(walker, op)
-    return bool(taken) and all(walker.measured.known[at] for at in taken)
+    return bool(taken) and all(walker.measured.known[pair] for pair in taken)
 
 
 def gives_the_same(walker: PairedRank, op: int) -> bool:
     """All that a record gives out could be compared, and agrees."""
     side, m = walker.side, walker.measured
-    given = [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == OUTPUT]
-    return bool(given) and all(m.known[at] for at in given) and not walker.is_off(op)
+    given = [pair for pair in walker.span_of(op) if side.role[walker.rows[pair][0]] == OUTPUT]
+    return bool(given) and all(m.known[pair] for pair in given) and not walker.is_off(op)
 
 
 def _find_input_pairs(walker: PairedRank, op: int) -> list[int]:
     """Pairs of rows of the tensors of floating point numbers that a call takes in."""
     side = walker.side
-    return [at for at in walker.span_of(op) if side.role[walker.rows[at][0]] == INPUT and roundoff.eps(side.dtype[walker.rows[at][0]])]
+    return [
+        pair for pair in walker.span_of(op) if side.role[walker.rows[pair][0]] == INPUT and roundoff.eps(side.dtype[walker.rows[pair][0]])
+    ]
 
 
 def _agrees(walker: PairedRank, op: int) -> bool:
-    return _is_known(walker, op) and all(walker.carried.ratio[at] <= 1 for at in walker.span_of(op)) and not walker.is_off(op)
+    return _is_known(walker, op) and all(walker.carried.ratio[pair] <= 1 for pair in walker.span_of(op)) and not walker.is_off(op)

@@ -27,18 +27,18 @@ def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> fl
         alone: its records without a partner.
     """
     side = tree.side
-    found: float = roundoff.eps(side.dtype[row])
+    largest: float = roundoff.eps(side.dtype[row])
     op = tree.producers.get(row)
     if op is None:
-        return found
+        return largest
     numbers, size = side.stats[row].tobytes(), distances.elements(side.shape[row])
     for other in side.rows(op):
         unit = roundoff.eps(side.dtype[other])
         if side.role[other] == OUTPUT and side.stats[other].tobytes() == numbers:
-            found = max(found, unit)
+            largest = max(largest, unit)
         elif side.role[other] in (INPUT, PARAMETERS) and unit > 0 and distances.elements(side.shape[other]) <= size:
-            found = max(found, coarsest(tree, other, alone, depth + 1) if op in alone and depth < MOST else 0.0)
-    return found
+            largest = max(largest, coarsest(tree, other, alone, depth + 1) if op in alone and depth < MOST else 0.0)
+    return largest
 
 
 def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Collection[int], numbers: Floats) -> set[int]:
@@ -52,7 +52,7 @@ def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Col
     """
     side, wave, seen = tree.side, [op], {op}
     for depth in range(MOST):
-        wave = [user for one in wave for user in users.get(one, ()) if user not in seen and len(tree.kinds[user]) == 3]
+        wave = [user for call in wave for user in users.get(call, ()) if user not in seen and len(tree.kinds[user]) == 3]
         if not wave or (not depth and any(user not in alone for user in wave)):
             return set()
         wave = [user for user in wave if user in alone]
@@ -64,8 +64,8 @@ def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Col
     return set()
 
 
-def near(mine: Floats, theirs: Floats, unit: float) -> bool:
+def near(target: Floats, golden: Floats, unit: float) -> bool:
     """Two rows of statistics are those of one tensor, computed in two ways with this unit."""
     with np.errstate(invalid="ignore"):
-        scale = np.maximum(np.abs(mine), np.abs(theirs)).max()
-        return bool(scale > 0 and (np.abs(mine - theirs) <= _ROUNDINGS * unit * scale).all())
+        scale = np.maximum(np.abs(target), np.abs(golden)).max()
+        return bool(scale > 0 and (np.abs(target - golden) <= _ROUNDINGS * unit * scale).all())

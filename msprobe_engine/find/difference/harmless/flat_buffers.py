@@ -20,19 +20,19 @@ def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structur
     if not (structure.only_target or structure.only_golden):
         return structure
     pieces = [dict[Kind, list[int]](), dict[Kind, list[int]]()]
-    for tree, found in zip((target, golden), pieces):
+    for tree, rows_by_kind in zip((target, golden), pieces):
         for op, row in _flat(tree):
-            found.setdefault(tree.kinds[op], []).append(row)
+            rows_by_kind.setdefault(tree.kinds[op], []).append(row)
     apart: tuple[set[int], set[int]] = set(), set()
     for kind in pieces[0].keys() & pieces[1].keys():
-        rows = [found[kind] for found in pieces]
+        rows = [rows_by_kind[kind] for rows_by_kind in pieces]
         if len(rows[0]) == len(rows[1]):
             continue
         sides = [
             (tree.side, some, [distances.elements(tree.side.shape[row]) for row in some]) for tree, some in zip((target, golden), rows)
         ]
-        first, second = (_whole(side.stats[some], sizes) for side, some, sizes in sides)
-        if sum(sides[0][2]) == sum(sides[1][2]) and merge_statistics.close(first, second, AGREES):
+        target_whole, golden_whole = (_whole(side.stats[some], sizes) for side, some, sizes in sides)
+        if sum(sides[0][2]) == sum(sides[1][2]) and merge_statistics.close(target_whole, golden_whole, AGREES):
             for known, (side, some, _) in zip(apart, sides):
                 known.update(side.op[row] for row in some)
     if not apart[0]:
@@ -41,7 +41,7 @@ def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structur
         known.update(_moves(tree))
     return dataclasses.replace(
         structure,
-        pairs=[(op, other) for op, other in structure.pairs if op not in apart[0] and other not in apart[1]],
+        pairs=[(op, golden_op) for op, golden_op in structure.pairs if op not in apart[0] and golden_op not in apart[1]],
         only_target=[op for op in structure.only_target if op not in apart[0]],
         only_golden=[op for op in structure.only_golden if op not in apart[1]],
     )
@@ -77,6 +77,6 @@ def _is_vector(side: DumpTable, row: int) -> bool:
 
 def _whole(stats: merge_statistics.Floats, sizes: list[int]) -> merge_statistics.Floats:
     """The statistics of pieces of some sizes together."""
-    found = merge_statistics.merge_pieces(stats)
-    found[2] = sum(mean * size for mean, size in zip(stats[:, 2], sizes)) / max(1, sum(sizes))
-    return found
+    merged = merge_statistics.merge_pieces(stats)
+    merged[2] = sum(mean * size for mean, size in zip(stats[:, 2], sizes)) / max(1, sum(sizes))
+    return merged

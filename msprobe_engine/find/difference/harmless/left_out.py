@@ -34,17 +34,17 @@ def results_of_one_side(walker: PairedRank) -> None:
     """A result that one side has none of (the weights of an attention that a fused one does not give) is not compared in a forward
     call: who uses it will be off. In the backward pass it is a gradient that is missing."""
     m = walker.measured
-    for at in np.flatnonzero(np.isinf(m.distance)).tolist():
-        if _is_result_of_one_side(walker, at):
-            m.leave_out(at)
+    for pair in np.flatnonzero(np.isinf(m.distance)).tolist():
+        if _is_result_of_one_side(walker, pair):
+            m.leave_out(pair)
 
 
-def _is_result_of_one_side(walker: PairedRank, at: int) -> bool:
+def _is_result_of_one_side(walker: PairedRank, pair: int) -> bool:
     """One side has a tensor for a result of a forward call, and the other has none."""
-    row, other = walker.rows[at]
+    row, golden_row = walker.rows[pair]
     if walker.side.role[row] != OUTPUT or walker.target.kinds[walker.side.op[row]][0] != "forward":
         return False
-    return isinstance(walker.side.shape[row], list) != isinstance(walker.golden.side.shape[other], list)
+    return isinstance(walker.side.shape[row], list) != isinstance(walker.golden.side.shape[golden_row], list)
 
 
 def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
@@ -54,12 +54,12 @@ def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tu
     def tells(side: DumpTable, row: int, op: int) -> bool:
         if row not in side.values or side.role[row] != INPUT:
             return True
-        given = [at for at in walker.span_of(op) if walker.side.role[walker.rows[at][0]] == OUTPUT]
+        given = [pair for pair in walker.span_of(op) if walker.side.role[walker.rows[pair][0]] == OUTPUT]
         return not given or bool(walker.measured.distance[given].any())
 
-    mine, theirs = alone
-    left = [row for row in mine if tells(walker.side, row, walker.side.op[row])]
-    return left, [row for row in theirs if tells(walker.golden.side, row, walker.back.get(walker.golden.side.op[row], -1))]
+    target_rows, golden_rows = alone
+    remaining = [row for row in target_rows if tells(walker.side, row, walker.side.op[row])]
+    return remaining, [row for row in golden_rows if tells(walker.golden.side, row, walker.back.get(walker.golden.side.op[row], -1))]
 
 
 def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
@@ -76,86 +76,90 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
     given = np.zeros(len(walker.rows), bool)
     given[walker.so_far] = True
     without: tuple[set[str], set[str]] = set(), set()  # gradients of what the other side does not give
-    for at, (row, other) in enumerate(walker.rows):
-        here = isinstance(walker.side.shape[row], list)
+    for pair, (row, golden_row) in enumerate(walker.rows):
+        in_target = isinstance(walker.side.shape[row], list)
         op, role = walker.side.op[row], walker.side.role[row]
-        if here == isinstance(walker.golden.side.shape[other], list) or walker.target.kinds[op][0] != "forward":
+        if in_target == isinstance(walker.golden.side.shape[golden_row], list) or walker.target.kinds[op][0] != "forward":
             continue
-        (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, other))[:: 1 if here else -1]
+        (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, golden_row))[:: 1 if in_target else -1]
         if absent.values.get(lost) is not None or absent.dtype[lost] not in (None, _NULL):
             continue
         if role == OUTPUT:
-            given[at] = True
-            without[not here].add(forward_twin(side.name[full].replace(".output", ".gradient")))
+            given[pair] = True
+            without[not in_target].add(forward_twin(side.name[full].replace(".output", ".gradient")))
         elif role == INPUT:
-            given[at] = any(walker.measured.compared[one] for one in walker.span_of(op) if walker.side.role[walker.rows[one][0]] == OUTPUT)
-    left = [
+            given[pair] = any(
+                walker.measured.compared[result_pair]
+                for result_pair in walker.span_of(op)
+                if walker.side.role[walker.rows[result_pair][0]] == OUTPUT
+            )
+    remaining = [
         [row for row in rows if forward_twin(side.name[row]).replace(".input", ".gradient") not in names]
         for rows, side, names in zip(alone, (walker.side, walker.golden.side), without)
     ]
-    return given, (left[0], left[1])
+    return given, (remaining[0], remaining[1])
 
 
 def buckets(walker: PairedRank) -> None:
     """Buckets of gradients of other sizes, and how many there are, say nothing of the numbers of the training."""
     side, m = walker.side, walker.measured
     for op, _ in walker.structure.pairs:
-        for at in walker.span_of(op) if of_reducer(side.ops[op]) else ():
-            row = walker.rows[at][0]
-            if m.shape[at] or not (roundoff.eps(side.dtype[row]) or m.argument[at]):
-                m.leave_out(at)
-                m.shape[at] = False
+        for pair in walker.span_of(op) if of_reducer(side.ops[op]) else ():
+            row = walker.rows[pair][0]
+            if m.shape[pair] or not (roundoff.eps(side.dtype[row]) or m.argument[pair]):
+                m.leave_out(pair)
+                m.shape[pair] = False
 
 
 def masks_of_scores(walker: PairedRank) -> None:
     """Scores of which a mask has hidden some, by minus infinity on one side and by a large negative number on the other: the statistics
     are those of the mask, and the softmax behind them tells."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
-    left, right = factorize.columns(walker.rows)
-    (top, low), (high, deep) = side.stats[left, :2].T, golden.stats[right, :2].T
-    masked = (m.distance > 0) & (low <= HIDDEN) & (deep <= HIDDEN) & (low != deep) & ~m.argument
-    for at in np.flatnonzero(masked).tolist():
-        row, other = walker.rows[at]
-        near = abs(top[at] - high[at]) <= _VISIBLE * max(abs(top[at]), abs(high[at]))
-        if near and row not in side.nans and other not in golden.nans:
-            m.leave_out(at, nonfinite=True)
+    target_rows, golden_rows = factorize.columns(walker.rows)
+    (target_top, target_low), (golden_top, golden_low) = side.stats[target_rows, :2].T, golden.stats[golden_rows, :2].T
+    masked = (m.distance > 0) & (target_low <= HIDDEN) & (golden_low <= HIDDEN) & (target_low != golden_low) & ~m.argument
+    for pair in np.flatnonzero(masked).tolist():
+        row, golden_row = walker.rows[pair]
+        near = abs(target_top[pair] - golden_top[pair]) <= _VISIBLE * max(abs(target_top[pair]), abs(golden_top[pair]))
+        if near and row not in side.nans and golden_row not in golden.nans:
+            m.leave_out(pair, nonfinite=True)
 
 
 def finished_by_other_calls(walker: PairedRank) -> None:
     """Where calls of one side alone make of a result what the other side's call gives by itself (a sum, divided afterwards, and a mean),
     the results stand for different numbers, and so do the gradients that come back to them."""
     m = walker.measured
-    for at in np.flatnonzero(m.distance > 0).tolist():
-        row, other = walker.rows[at]
+    for pair in np.flatnonzero(m.distance > 0).tolist():
+        row, golden_row = walker.rows[pair]
         op = walker.side.op[row]
         if walker.side.role[row] != OUTPUT or not calls_function(walker.target.kinds[op]):
             continue
         if op > walker.target.last_backward:  # what an update gives goes into copies in another dtype
             continue
-        if bridges.near(walker.side.stats[row], walker.golden.side.stats[other], roundoff.eps(walker.side.dtype[row])):
+        if bridges.near(walker.side.stats[row], walker.golden.side.stats[golden_row], roundoff.eps(walker.side.dtype[row])):
             continue  # they stand for the same number
         finished = [
-            bridges.leads_to(tree, users, here, alone, wanted.stats[there])
-            for tree, users, here, alone, wanted, there in (
-                (walker.target, walker.users[0], op, walker.extra, walker.golden.side, other),
-                (walker.golden, walker.users[1], walker.golden.side.op[other], walker.missing, walker.side, row),
+            bridges.leads_to(tree, users, start, alone, wanted.stats[wanted_row])
+            for tree, users, start, alone, wanted, wanted_row in (
+                (walker.target, walker.users[0], op, walker.extra, walker.golden.side, golden_row),
+                (walker.golden, walker.users[1], walker.golden.side.op[golden_row], walker.missing, walker.side, row),
             )
         ]
         if not any(finished):
             continue
         walker.finished |= finished[0]
-        m.leave_out(at)
+        m.leave_out(pair)
         given = _made_by_one_side(walker, op)
-        shapes = [walker.side.shape[walker.rows[one][0]] for one in given]
+        shapes = [walker.side.shape[walker.rows[other_pair][0]] for other_pair in given]
         back = [
-            one
-            for one in walker.span_of_twin(op)
-            if walker.side.role[row := walker.rows[one][0]] == INPUT or walker.side.shape[row] in shapes
+            other_pair
+            for other_pair in walker.span_of_twin(op)
+            if walker.side.role[row := walker.rows[other_pair][0]] == INPUT or walker.side.shape[row] in shapes
         ]
-        numbers = {walker.side.stats[walker.rows[one][0]].tobytes() for one in (at, *given, *back)} if given else set()
+        numbers = {walker.side.stats[walker.rows[other_pair][0]].tobytes() for other_pair in (pair, *given, *back)} if given else set()
         for module in walker.target.above(op) if given else ():  # a module takes in what the calls in it do
             spans = (*walker.span_of(module), *walker.span_of_twin(module))
-            back += [one for one in spans if walker.side.stats[walker.rows[one][0]].tobytes() in numbers]
+            back += [other_pair for other_pair in spans if walker.side.stats[walker.rows[other_pair][0]].tobytes() in numbers]
         m.leave_out([*given, *back])
 
 
@@ -163,22 +167,22 @@ def _made_by_one_side(walker: PairedRank, op: int) -> list[int]:
     """Pairs of rows that a record takes in and that a call of one side alone has made (scaled before, where the other side scales the
     result)."""
     made = []
-    for at in walker.span_of(op):
-        row, other = walker.rows[at]
-        alone = walker.target.producers.get(row) in walker.extra or walker.golden.producers.get(other) in walker.missing
+    for pair in walker.span_of(op):
+        row, golden_row = walker.rows[pair]
+        alone = walker.target.producers.get(row) in walker.extra or walker.golden.producers.get(golden_row) in walker.missing
         if alone and walker.side.role[row] == INPUT and isinstance(walker.side.shape[row], list):
-            made.append(at)
+            made.append(pair)
     return made
 
 
 def shares_of_gradients(walker: PairedRank) -> None:
     """Where one side calls a function of the same tensor several times and the other one once (``x.float()``, kept or not), the backward
     pass of each gives a share of the gradient that the other side has as a whole: their sum goes on to what made the tensor."""
-    mine, theirs = (_calls_of_one_tensor(tree) for tree in (walker.target, walker.golden))
+    target_by_op, golden_by_op = (_calls_of_one_tensor(tree) for tree in (walker.target, walker.golden))
     m = walker.measured
-    for op, other in walker.structure.pairs:
-        calls, others = mine.get(op), theirs.get(other)
-        if calls is None or others is None or len(calls) == len(others):
+    for op, golden_op in walker.structure.pairs:
+        target_calls, golden_calls = target_by_op.get(op), golden_by_op.get(golden_op)
+        if target_calls is None or golden_calls is None or len(target_calls) == len(golden_calls):
             continue
         m.leave_out(walker.span_of_twin(op), nonfinite=True)
 
@@ -201,11 +205,11 @@ def unwritten_memory(walker: PairedRank) -> None:
     behind them go on with numbers that are finite on both sides."""
     m, op = walker.measured, walker.side.op
     bad = np.flatnonzero(m.bad_target ^ m.bad_golden).tolist()
-    if not bad or not all(_may_be_unwritten(walker, op[walker.rows[at][0]]) for at in bad):
+    if not bad or not all(_may_be_unwritten(walker, op[walker.rows[pair][0]]) for pair in bad):
         return
-    last = max(op[walker.rows[at][0]] for at in bad)
-    behind = (at for at, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[at] and walker.side.role[row] == OUTPUT)
-    if any(not hands_on(walker, op[walker.rows[at][0]]) for at in behind):
+    last = max(op[walker.rows[pair][0]] for pair in bad)
+    behind = (pair for pair, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[pair] and walker.side.role[row] == OUTPUT)
+    if any(not hands_on(walker, op[walker.rows[pair][0]]) for pair in behind):
         m.leave_out(bad, nonfinite=True)
 
 
@@ -221,17 +225,17 @@ def sums_so_far(walker: PairedRank) -> list[int]:
     for op, other in walker.structure.pairs:
         if walker.target.kinds[op][-1] in ACCUMULATIONS and calls_function(walker.target.kinds[op]):
             groups.setdefault((walker.target.kinds[op], walker.target.parents[op]), []).append((op, other))
-    found: list[int] = []
+    without: list[int] = []
     for group in groups.values():
-        if all(a[1] < b[1] for a, b in pairwise(group)):
+        if all(earlier[1] < later[1] for earlier, later in pairwise(group)):
             continue
         for op in _find_chained_sums(walker.target, {op for op, _ in group}):
             name, back = walker.side.ops[op], walker.side.ops[walker.target.twin(op) or op]
             places = f"{name}.input.0", f"{name}.output.", f"{back}.output.0"
             spans = (*walker.span_of(op), *walker.span_of_twin(op))
-            found += [at for at in spans if walker.side.name[walker.rows[at][0]].startswith(places)]
-    walker.measured.leave_out(found)
-    return found
+            without += [pair for pair in spans if walker.side.name[walker.rows[pair][0]].startswith(places)]
+    walker.measured.leave_out(without)
+    return without
 
 
 def _find_chained_sums(tree: Tree, ops: set[int]) -> list[int]:

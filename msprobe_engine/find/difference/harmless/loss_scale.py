@@ -36,9 +36,9 @@ def scale_ratio(walker: PairedRank) -> float:
     if not len(powers):
         return 1.0
     values, counts = np.unique(powers, return_counts=True)
-    found = float(2.0 ** values[np.argmax(counts)])
-    near = np.abs(ratio[backward] / found - 1) < _NEAR
-    return found if 2 * near.sum() > backward.sum() and (not _has_functions(walker) or _is_scaled(walker, ratio, found)) else 1.0
+    scale = float(2.0 ** values[np.argmax(counts)])
+    near = np.abs(ratio[backward] / scale - 1) < _NEAR
+    return scale if 2 * near.sum() > backward.sum() and (not _has_functions(walker) or _is_scaled(walker, ratio, scale)) else 1.0
 
 
 def is_told(walker: PairedRank) -> bool:
@@ -49,24 +49,24 @@ def is_told(walker: PairedRank) -> bool:
 def without_scale(walker: PairedRank, scale: float) -> Tree:
     """The target with the numbers that it would have with the golden run's scale."""
     side, golden = copy(walker.side), walker.golden.side
-    left, right = factorize.columns(walker.rows)
+    target_rows, golden_rows = factorize.columns(walker.rows)
     ratio, backward = _ratios(walker), _of_gradients(walker)
-    ops = [side.op[row] for row in left.tolist()]
+    ops = [side.op[row] for row in target_rows.tolist()]
     behind = np.array(ops, np.int64) > walker.target.last_backward
-    single = factorize.of_each(golden.shape, distances.elements)[right] <= 1
+    single = factorize.of_each(golden.shape, distances.elements)[golden_rows] <= 1
     numbers = side.stats.copy()
     for factor in (scale, 1 / scale):
         exact = np.abs(ratio / factor - 1) < _EXACT
         nearer = np.abs(ratio / factor - 1) < np.abs(ratio - 1)
-        chosen = (nearer & (backward | behind)) if factor == scale else np.zeros(len(left), bool)
+        chosen = (nearer & (backward | behind)) if factor == scale else np.zeros(len(target_rows), bool)
         if factor == scale:  # the loss that is scaled may differ by round-off
-            scaled = {walker.side.op[left[at]] for at in np.flatnonzero(exact & single).tolist()}
+            scaled = {walker.side.op[target_rows[pair]] for pair in np.flatnonzero(exact & single).tolist()}
             kinds = walker.target.kinds
-            chosen |= nearer & single & np.fromiter((op in scaled and kinds[op][-1] in SCALINGS for op in ops), bool, len(left))
-        for at in np.flatnonzero(chosen | (exact & single)).tolist():
-            row, other = int(left[at]), int(right[at])
-            if row in side.values and other in golden.values:
-                side.values[row], numbers[row] = golden.values[other], golden.stats[other]
+            chosen |= nearer & single & np.fromiter((op in scaled and kinds[op][-1] in SCALINGS for op in ops), bool, len(target_rows))
+        for pair in np.flatnonzero(chosen | (exact & single)).tolist():
+            row, golden_row = int(target_rows[pair]), int(golden_rows[pair])
+            if row in side.values and golden_row in golden.values:
+                side.values[row], numbers[row] = golden.values[golden_row], golden.stats[golden_row]
             else:
                 numbers[row] /= factor
     side.numbers[:] = type(side.numbers)("d", numbers.ravel().tolist())
@@ -81,15 +81,15 @@ def _has_functions(walker: PairedRank) -> bool:
 
 def _ratios(walker: PairedRank) -> Floats:
     """float64 (pairs of rows,): norm, or number, of the target over the golden run's; 1.0 where there is none."""
-    left, right = factorize.columns(walker.rows)
-    mine, theirs = np.abs(walker.side.stats[left, 3]), np.abs(walker.golden.side.stats[right, 3])
-    for at, (row, other) in enumerate(walker.rows):
-        values = walker.side.values.get(row), walker.golden.side.values.get(other)
+    target_rows, golden_rows = factorize.columns(walker.rows)
+    target_sizes, golden_sizes = np.abs(walker.side.stats[target_rows, 3]), np.abs(walker.golden.side.stats[golden_rows, 3])
+    for pair, (row, golden_row) in enumerate(walker.rows):
+        values = walker.side.values.get(row), walker.golden.side.values.get(golden_row)
         if isinstance(values[0], float) and isinstance(values[1], float):
-            mine[at], theirs[at] = abs(values[0]), abs(values[1])
+            target_sizes[pair], golden_sizes[pair] = abs(values[0]), abs(values[1])
     with np.errstate(all="ignore"):
-        found: Floats = np.where((mine > 0) & (theirs > 0), mine / theirs, 1.0)
-    return found
+        ratios: Floats = np.where((target_sizes > 0) & (golden_sizes > 0), target_sizes / golden_sizes, 1.0)
+    return ratios
 
 
 def _of_gradients(walker: PairedRank) -> Bools:
@@ -102,12 +102,12 @@ def _is_scaled(walker: PairedRank, ratio: Floats, scale: float) -> bool:
     """A number that something is multiplied by in front of the backward pass has the ratio, and one behind it has it or its inverse."""
     tree, side = walker.target, walker.side
     before = behind = False
-    for at in np.flatnonzero((np.abs(ratio / scale - 1) < _EXACT) | (np.abs(ratio * scale - 1) < _EXACT)).tolist():
-        row = walker.rows[at][0]
+    for pair in np.flatnonzero((np.abs(ratio / scale - 1) < _EXACT) | (np.abs(ratio * scale - 1) < _EXACT)).tolist():
+        row = walker.rows[pair][0]
         op, shape = side.op[row], side.shape[row]
         if side.role[row] != INPUT or (isinstance(shape, list) and distances.elements(shape) > 1):
             continue
-        direct = abs(ratio[at] / scale - 1) < _EXACT
+        direct = abs(ratio[pair] / scale - 1) < _EXACT
         before |= direct and op < tree.first_backward and tree.kinds[op][-1] in SCALINGS
         behind |= op > tree.last_backward
     return before and behind

@@ -17,20 +17,20 @@ from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
 
 
-def for_nothing(walker: PairedRank, op: int, at: int, known: bool, off: bool) -> bool:
+def for_nothing(walker: PairedRank, op: int, pair: int, known: bool, off: bool) -> bool:
     """The result of a call is the same whatever goes in at one place.
 
     Args:
         op: the record.
-        at: the pair of rows that goes in.
+        pair: the pair of rows that goes in.
         known: something that comes out could be compared.
         off: what comes out differs.
     """
     if off or not known or walker.target.kinds[op][0] != "forward":
         return False
-    if has_another_form(walker, at) or walker.side.ops[op].split(".")[1].endswith("_like"):
+    if has_another_form(walker, pair) or walker.side.ops[op].split(".")[1].endswith("_like"):
         return True
-    module = len(walker.target.kinds[op]) == 4 and walker.side.role[walker.rows[at][0]] == INPUT
+    module = len(walker.target.kinds[op]) == 4 and walker.side.role[walker.rows[pair][0]] == INPUT
     return module and bool(walker.target.children.get(op))
 
 
@@ -38,19 +38,28 @@ def worst(walker: PairedRank, op: int) -> int:
     """The pair of rows that goes into a record and is most off, in the same form; -1 without one."""
     m, role, ratio = walker.measured, walker.side.role, walker.carried.ratio
     off = [
-        at
-        for at in walker.span_of(op)
-        if ratio[at] > 1 and not m.argument[at] and role[walker.rows[at][0]] != OUTPUT and not has_another_form(walker, at)
+        pair
+        for pair in walker.span_of(op)
+        if ratio[pair] > 1 and not m.argument[pair] and role[walker.rows[pair][0]] != OUTPUT and not has_another_form(walker, pair)
     ]
     return max(off, key=ratio.__getitem__, default=-1)
 
 
-def has_another_form(walker: PairedRank, at: int) -> bool:
+def has_another_form(walker: PairedRank, pair: int) -> bool:
     """No tensor in place of one, bool in place of numbers, or truth values that are repeated along a dimension on one side."""
-    (row, other), mine, theirs = walker.rows[at], walker.side, walker.golden.side
-    shape, there = mine.shape[row], theirs.shape[other]
-    if isinstance(shape, list) != isinstance(there, list):
+    (row, golden_row), target, golden = walker.rows[pair], walker.side, walker.golden.side
+    shape, golden_shape = target.shape[row], golden.shape[golden_row]
+    if isinstance(shape, list) != isinstance(golden_shape, list):
         return True
-    if shape != there and is_bool(mine.dtype[row]) and is_bool(theirs.dtype[other]) and isinstance(shape, list) and isinstance(there, list):
-        return all(a == b or 1 in (a, b) for a, b in zip_longest(reversed(shape), reversed(there), fillvalue=1))
-    return other_form(mine.dtype[row], theirs.dtype[other])
+    if (
+        shape != golden_shape
+        and is_bool(target.dtype[row])
+        and is_bool(golden.dtype[golden_row])
+        and isinstance(shape, list)
+        and isinstance(golden_shape, list)
+    ):
+        return all(
+            target_size == golden_size or 1 in (target_size, golden_size)
+            for target_size, golden_size in zip_longest(reversed(shape), reversed(golden_shape), fillvalue=1)
+        )
+    return other_form(target.dtype[row], golden.dtype[golden_row])

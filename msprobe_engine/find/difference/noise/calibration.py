@@ -33,9 +33,9 @@ def movements(golden: DumpTable, others: Sequence[DumpTable]) -> Floats:
     moved = np.zeros(len(golden))
     for other in others:
         rows, _ = distances.paired_rows(other, golden, Matcher(Tree(other), Tree(golden)).run().pairs)
-        found = distances.distances(other, golden, rows)
-        saved_tensors.refine(found, other, golden, rows)
-        distance = found.distance
+        measured = distances.distances(other, golden, rows)
+        saved_tensors.refine(measured, other, golden, rows)
+        distance = measured.distance
         places = np.fromiter((j for _, j in rows), np.int64, len(rows))
         np.maximum.at(moved, places, np.where(np.isfinite(distance), distance, 0.0))
     units = np.fromiter((roundoff.eps(dtype) for dtype in golden.dtype), np.float64, len(golden))
@@ -54,9 +54,9 @@ def _around(moved: Floats) -> Floats:
 
 def of_ranks(golden: Mapping[int, DumpTable], dumps: Sequence[Mapping[int, DumpTable]]) -> dict[int, Floats]:
     """`movements` of every rank that at least one of the dumps has."""
-    found = {}
+    moved_by_rank = {}
     for rank, side in golden.items():
         others = [sides[rank] for sides in dumps if rank in sides]
         if others:
-            found[rank] = movements(side, others)
-    return found
+            moved_by_rank[rank] = movements(side, others)
+    return moved_by_rank

@@ -28,14 +28,14 @@ _UNKNOWN = Noise(1.0, 1.0, 0.0)
 class CarriedNoise(IncomingNoise):
     """Goes over the records of one rank of one step, in the order of execution; see `NoiseNotes` for what it is given and holds."""
 
-    def judge_pair(self, at: int) -> None:
+    def judge_pair(self, position: int) -> None:
         """Judge the next pair of records, and note what it hands on."""
         walker, seen = self._walker, self.seen
-        span = range(walker.starts[at], walker.starts[at + 1])
+        span = range(walker.starts[position], walker.starts[position + 1])
         if self.quiet and not any(seen.has_difference(pair) or (seen.blank[pair] and seen.unit[pair]) for pair in span):
             return
         self.quiet = False
-        op = walker.structure.pairs[at][0]
+        op = walker.structure.pairs[position][0]
         kind = walker.target.kinds[op]
         gradients = walker.target.gradients[op]
         backward = gradients or kind[0] == "backward"
@@ -46,8 +46,8 @@ class CarriedNoise(IncomingNoise):
         if api is not None and not backward:
             taken = [pair for pair in taken if not self._written_over(api, walker.rows[pair][0])]
         going_in = [self._going_in(pair, limit) for pair in taken]
-        inputs, clean = ([two[k] for two in going_in if two is not None] for k in (0, 1))
-        kept, kept_clean = self._behind(at, inputs, clean) if backward else ([], [])
+        inputs, clean = ([operands[k] for operands in going_in if operands is not None] for k in (0, 1))
+        kept, kept_clean = self._behind(position, inputs, clean) if backward else ([], [])
         coarse = max(map(self._came_through, taken), default=0.0) if api in _KEEP_ELEMENTS and not backward else 0.0
         if not inputs and api is not None and backward:  # what came back was written into a view, and no record shows it
             inputs, clean = ([Operand(one, 0.0, 0.0, 1.0, 1, 1, 0.0)] for one in (self._recent.largest, self._recent_clean.largest))
@@ -98,7 +98,7 @@ class CarriedNoise(IncomingNoise):
         side = self._walker.side
         if api not in traits.LOSSES_OF_CLASSES or not any(side.values.get(row) == "sum" for row in side.rows(op)):
             return 1.0
-        return max((one.size / max(one.last, 1) for one in inputs), default=1.0)
+        return max((operand.size / max(operand.last, 1) for operand in inputs), default=1.0)
 
     def parameters_of_zeros(self, then: PairedRank) -> dict[bytes, Noise]:
         """Numbers of parameters that were zero in this step -> what noise of their gradients has made of them in the next one."""
@@ -123,20 +123,20 @@ class CarriedNoise(IncomingNoise):
         notes: dict[int, Noise],
     ) -> Carried:
         if not inputs:
-            found = Carried(0.0, 0.0)
-        elif not any(one.noise.element or one.noise.whole for one in (*inputs, *kept)):
+            carried = Carried(0.0, 0.0)
+        elif not any(operand.noise.element or operand.noise.whole for operand in (*inputs, *kept)):
             exact = api is not None and not backward and hands_on(api)
-            found = Carried(0.0, 0.0, not exact or result.unit > min(one.unit for one in inputs))
+            carried = Carried(0.0, 0.0, not exact or result.unit > min(operand.unit for operand in inputs))
         elif backward:
-            found = propagation.backward(api, inputs, kept, result, gradients or api is None)
+            carried = propagation.backward(api, inputs, kept, result, gradients or api is None)
         elif api is None:
-            found = propagation.through_module(inputs)
+            carried = propagation.through_module(inputs)
         else:
-            found = propagation.forward(api, inputs, result, self._start is not None)
+            carried = propagation.forward(api, inputs, result, self._start is not None)
         if not inside:
-            return found
+            return carried
         within = largest(self._inside(inside, notes))
-        return found._replace(element=max(found.element, within.element), whole=max(found.whole, within.whole))
+        return carried._replace(element=max(carried.element, within.element), whole=max(carried.whole, within.whole))
 
     def _inside(self, calls: Sequence[int], notes: dict[int, Noise]) -> Iterator[Noise]:
         """Noise of what the calls directly inside of a module give out."""
@@ -153,7 +153,7 @@ class CarriedNoise(IncomingNoise):
         unit = self._coarsest(pair, row, inputs, kept)
         if api is None and not inside:  # of what a module has computed in nothing is known
             unit = max(unit, self._of_activations)
-        new = roundoff.fresh(unit, max((one.last for one in inputs), default=1)) if carried.rounds else 0.0
+        new = roundoff.fresh(unit, max((operand.last for operand in inputs), default=1)) if carried.rounds else 0.0
         if self._products and roundoff.is_wide_product(walker.side.ops[walker.side.op[row]], walker.side.dtype[row]):
             new = max(new, self._products)
         foreign = walker.foreign.get(walker.side.op[row], 0.0)
@@ -165,7 +165,7 @@ class CarriedNoise(IncomingNoise):
         excused = float(walker.cancelled.excused[pair])
         if excused:
             element, whole = max(element, excused), max(whole, excused)
-        behind = max((one.noise.element for one in inputs), default=0.0) if carried.absolute is not None else 0.0
+        behind = max((operand.noise.element for operand in inputs), default=0.0) if carried.absolute is not None else 0.0
         self.sharp[pair] = element <= roundoff.JUDGED
         if self.sharp[pair]:
             self.ratio[pair] = self._times(pair, element, whole, bias, limit, behind)
@@ -197,8 +197,8 @@ class CarriedNoise(IncomingNoise):
     def _coarsest(self, pair: int, row: int, inputs: Sequence[Operand], kept: Sequence[Operand]) -> float:
         """Half a unit of what a row was computed in: gradients of parameters in float32 are made by calls with fewer bits (autocast)."""
         operands = (*inputs, *kept) if self._role[row] == PARAMETERS_GRAD else ()
-        found: float = max((self.seen.unit[pair], *(one.unit for one in operands)))
-        return found
+        coarsest: float = max((self.seen.unit[pair], *(operand.unit for operand in operands)))
+        return coarsest
 
     def _compute_output_noise(
         self,
@@ -221,7 +221,8 @@ class CarriedNoise(IncomingNoise):
         came_in = carried.element
         if not keeps and seen.count[pair] > 1:
             came_in = max(
-                (one.element for one in (*(operand.noise for operand in (*inputs, *kept)), *self._inside(inside, self._notes))), default=0.0
+                (noise.element for noise in (*(operand.noise for operand in (*inputs, *kept)), *self._inside(inside, self._notes))),
+                default=0.0,
             )
         element = max(seen.element[pair], seen.elements[pair], came_in, new)
         if seen.count[pair] >= roundoff.MANY and carried.absolute is None:
@@ -237,7 +238,7 @@ class CarriedNoise(IncomingNoise):
         distance = float(self._walker.measured.distance[pair])
         if not distance:
             return
-        noise = max((one.noise.element for one in inputs), default=0.0)
+        noise = max((operand.noise.element for operand in inputs), default=0.0)
         row = self._walker.rows[pair][0]
         known = noise and distance <= roundoff.GROWTH * noise
         self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)

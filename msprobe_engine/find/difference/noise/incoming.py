@@ -53,10 +53,10 @@ class IncomingNoise(NoiseNotes):
     def _kept(self) -> dict[int, list[int]]:
         """Pair of records -> pairs of records whose tensors autograd has kept for it."""
         own, twins, members, groups = self._walker.kept
-        found: dict[int, list[int]] = {}
-        for at, behind in (*zip(own.tolist(), twins.tolist()), *zip(groups.tolist(), members.tolist())):
-            found.setdefault(at, []).append(behind)
-        return found
+        kept: dict[int, list[int]] = {}
+        for position, behind in (*zip(own.tolist(), twins.tolist()), *zip(groups.tolist(), members.tolist())):
+            kept.setdefault(position, []).append(behind)
+        return kept
 
     def _written_over(self, api: str, row: int) -> bool:
         """What a tensor held before the call goes nowhere."""
@@ -92,10 +92,10 @@ class IncomingNoise(NoiseNotes):
     def _is_parameter_alone(self, pair: int) -> bool:
         """A parameter that calls which do not belong together gave out: others have the same numbers (biases after one update)."""
         walker = self._walker
-        row, other = walker.rows[pair]
-        mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
-        partner = -1 if theirs is None else walker.back.get(theirs, -1)
-        return mine is not None and mine not in walker.extra and partner != mine and walker.is_parameter(row)
+        row, golden_row = walker.rows[pair]
+        target_source, golden_source = walker.target.producers.get(row), walker.golden.producers.get(golden_row)
+        partner = -1 if golden_source is None else walker.back.get(golden_source, -1)
+        return target_source is not None and target_source not in walker.extra and partner != target_source and walker.is_parameter(row)
 
     def _chosen_otherwise(self, pair: int) -> bool:
         """Whole numbers that are others because of noise in what they were made of: an expert takes other tokens."""
@@ -138,9 +138,9 @@ class IncomingNoise(NoiseNotes):
         call that the golden run alone makes has made others of them, or another rank than the first, whose calls say what comes from where.
         """
         walker = self._walker
-        row, other = walker.rows[pair]
-        theirs = walker.golden.producers.get(other)
-        made_by_both = walker.one_layout or (theirs is not None and walker.back.get(theirs) == source)
+        row, golden_row = walker.rows[pair]
+        golden_source = walker.golden.producers.get(golden_row)
+        made_by_both = walker.one_layout or (golden_source is not None and walker.back.get(golden_source) == source)
         made = walker.pair_of(self._row_of(source, row)) if made_by_both and not self.seen.unit[pair] else -1
         return made >= 0 and bool(walker.measured.known[made]) and not walker.measured.distance[made]
 
@@ -178,8 +178,8 @@ class IncomingNoise(NoiseNotes):
         kind = walker.target.kinds[op]
         simple = len(kind) == 3 and any(kind[2] in known for known in _SIMPLE)
         gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN  # gains are not compounded
-        a, b = (grow_noise(largest(two[k] for two in went_in), unit, gain) for k in (0, 1))
-        return a, b
+        with_faults, clean = (grow_noise(largest(noises[k] for noises in went_in), unit, gain) for k in (0, 1))
+        return with_faults, clean
 
     def _came_through(self, pair: int) -> float:
         """Half a unit that the elements of an input were rounded to on their way: of the coarsest dtype that they came through, on both
@@ -191,23 +191,23 @@ class IncomingNoise(NoiseNotes):
 
     def _coarsest_before(self, pair: int) -> float:
         walker = self._walker
-        row, other = walker.rows[pair]
-        mine, theirs = walker.target.producers.get(row), walker.golden.producers.get(other)
-        if mine is not None and mine not in walker.extra:
-            return self._coarse.get(self._row_of(mine, row), 0.0) if self._coarse else 0.0
-        told = [] if mine is None else [bridges.coarsest(walker.target, row, walker.extra) / 2]
-        if theirs is not None:
-            through_twin = self._coarse.get(self._twin_given_out(row, other), 0.0)
-            told.append(max(bridges.coarsest(walker.golden, other, walker.missing) / 2, through_twin))
-        return min(told, default=0.0)
+        row, golden_row = walker.rows[pair]
+        target_source, golden_source = walker.target.producers.get(row), walker.golden.producers.get(golden_row)
+        if target_source is not None and target_source not in walker.extra:
+            return self._coarse.get(self._row_of(target_source, row), 0.0) if self._coarse else 0.0
+        units = [] if target_source is None else [bridges.coarsest(walker.target, row, walker.extra) / 2]
+        if golden_source is not None:
+            through_twin = self._coarse.get(self._twin_given_out(row, golden_row), 0.0)
+            units.append(max(bridges.coarsest(walker.golden, golden_row, walker.missing) / 2, through_twin))
+        return min(units, default=0.0)
 
     def _row_of(self, op: int, row: int) -> int:
         """The output of a record whose numbers a row has, but for the last digit of its norm where it was put together from pieces; where
         none has them, one that has none any more, or the first."""
-        found = self._sources.get(row)
-        if found is None:
-            found = self._sources[row] = self._find_row_of(op, row)
-        return found
+        source = self._sources.get(row)
+        if source is None:
+            source = self._sources[row] = self._find_row_of(op, row)
+        return source
 
     def _find_row_of(self, op: int, row: int) -> int:
         side, numbers = self._walker.side, self._walker.side.stats[row]
@@ -229,14 +229,14 @@ class IncomingNoise(NoiseNotes):
         """Of what was made by something without a record, of what came before it. What an update takes in (`row`) are gradients, in their
         buffers, and what an optimizer has made of them before."""
         known = [(self._recent.largest, self._recent_clean.largest), *self._of_users(row)]
-        found = grow_noise(largest([one for one, _ in known]), unit), grow_noise(largest([one for _, one in known]), unit)
+        noises = grow_noise(largest([noise for noise, _ in known]), unit), grow_noise(largest([noise for _, noise in known]), unit)
         walker = self._walker
         if row < 0 or self._of_gradients.get(None, NONE) == NONE or walker.side.op[row] <= walker.target.last_backward:
-            return found
+            return noises
         gradient = self._of_gradient(row)
         if self._start is None:
             return gradient, gradient
-        return largest((found[0], gradient)), largest((found[1], gradient))
+        return largest((noises[0], gradient)), largest((noises[1], gradient))
 
     def _of_users(self, row: int) -> Iterator[tuple[Noise, Noise]]:
         """What comes back into a call is the sum of the gradients that calls give out which took in its result: autograd adds them up."""
@@ -279,10 +279,10 @@ class IncomingNoise(NoiseNotes):
             return noise, clean
         shared = max(seen.norm[pair], seen.mean[pair]) if not seen.other[pair] else 1.0
         element = min(1.0, max(seen.largest(pair), self._came_through(pair)))
-        found = Noise(element, min(1.0, shared), element * seen.rms[pair])
+        shown = Noise(element, min(1.0, shared), element * seen.rms[pair])
         if self.ratio[pair] > 1:
-            return found, Noise(clean.element, clean.whole, clean.element * seen.rms[pair])
-        return found, found
+            return shown, Noise(clean.element, clean.whole, clean.element * seen.rms[pair])
+        return shown, shown
 
     def _handed_on(self, pair: int, unit: float) -> tuple[Noise, Noise] | None:
         """Of what the golden side takes in as one of its records gave it out: the noise of that result, however the target comes to what it
@@ -293,26 +293,26 @@ class IncomingNoise(NoiseNotes):
         note = self._notes.get(given, NONE)
         return grow_noise(note, unit, 1.0), grow_noise(self._clean.get(given, note), unit, 1.0)
 
-    def _twin_given_out(self, row: int, other: int) -> int:
-        """What a record of both sides, before that of `row`, gave out, if on the golden side it has the numbers of `other`; else -1."""
+    def _twin_given_out(self, row: int, golden_row: int) -> int:
+        """What a record of both sides, before that of `row`, gave out, if on the golden side it has those numbers; else -1."""
         walker, golden = self._walker, self._walker.golden
-        lost = golden.producers.get(other)
+        lost = golden.producers.get(golden_row)
         op = -1 if lost is None else walker.back.get(lost, -1)
         if not 0 <= op < walker.side.op[row]:
             return -1
-        numbers = golden.side.stats[other].tobytes()
-        for at in walker.span_of(op):
-            given, theirs = walker.rows[at]
-            if self._role[given] == OUTPUT and walker.measured.known[at] and golden.side.stats[theirs].tobytes() == numbers:
+        numbers = golden.side.stats[golden_row].tobytes()
+        for pair in walker.span_of(op):
+            given, golden_given = walker.rows[pair]
+            if self._role[given] == OUTPUT and walker.measured.known[pair] and golden.side.stats[golden_given].tobytes() == numbers:
                 return given
         return -1
 
-    def _behind(self, at: int, inputs: list[Operand], clean: list[Operand]) -> tuple[list[Operand], list[Operand]]:
+    def _behind(self, position: int, inputs: list[Operand], clean: list[Operand]) -> tuple[list[Operand], list[Operand]]:
         """What autograd has kept of the way forward; gradients that a module's calls took in are added to what goes in."""
         walker, seen = self._walker, self.seen
         kept: list[Operand] = []
         kept_clean: list[Operand] = []
-        for behind in self._kept.get(at, ()):
+        for behind in self._kept.get(position, ()):
             op = walker.structure.pairs[behind][0]
             came_back = walker.target.kinds[op][0] == "backward"
             for pair in range(walker.starts[behind], walker.starts[behind + 1]):
@@ -323,19 +323,19 @@ class IncomingNoise(NoiseNotes):
                 if given and came_back:
                     continue
                 if given:
-                    one = self._notes.get(row, NONE)
-                    two = self._clean.get(row, one)
+                    noise = self._notes.get(row, NONE)
+                    clean_noise = self._clean.get(row, noise)
                 else:
-                    one, two = self._find_producer_noise(row, seen.unit[pair]) or self._as_seen(pair)
-                (inputs if came_back else kept).append(self._operand(pair, one))
-                (clean if came_back else kept_clean).append(self._operand(pair, two))
+                    noise, clean_noise = self._find_producer_noise(row, seen.unit[pair]) or self._as_seen(pair)
+                (inputs if came_back else kept).append(self._operand(pair, noise))
+                (clean if came_back else kept_clean).append(self._operand(pair, clean_noise))
         return kept, kept_clean
 
     def _as_seen(self, pair: int) -> tuple[Noise, Noise]:
         seen = self.seen
         element = seen.largest(pair)
-        found = Noise(min(1.0, element), min(1.0, max(seen.norm[pair], seen.mean[pair])), element * seen.rms[pair])
-        return found, found if self.alone[pair] <= 1 else NONE
+        shown = Noise(min(1.0, element), min(1.0, max(seen.norm[pair], seen.mean[pair])), element * seen.rms[pair])
+        return shown, shown if self.alone[pair] <= 1 else NONE
 
 
 def _of_update(start: Noise) -> Noise:

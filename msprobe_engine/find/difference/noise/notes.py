@@ -88,8 +88,8 @@ class NoiseNotes(Ratios):
         self._parted = False  # a fault was met
         self._later = start is not None and start != NONE  # a backward pass was met whose noise is in the weights
         self._of_gradients: dict[parameter_owner.Owner | None, Noise] = {}  # of each parameter; None: the largest of all
-        right = factorize.columns(walker.rows)[1]
-        self._measured = (roundoff.CALIBRATED * walker.moved[right]).tolist() if walker.calibrated else None
+        golden_rows = factorize.columns(walker.rows)[1]
+        self._measured = (roundoff.CALIBRATED * walker.moved[golden_rows]).tolist() if walker.calibrated else None
         self.quiet = start is None or start == NONE
 
     @property
@@ -123,24 +123,24 @@ class NoiseNotes(Ratios):
     @property
     def end(self) -> Noise:
         """Of the largest of the last records; where they are the same to the last bit, of the last one that is not."""
-        found = self._recent_clean.largest
-        return found if found != NONE else self._last
+        largest = self._recent_clean.largest
+        return largest if largest != NONE else self._last
 
     @property
     def updated(self) -> dict[bytes, Noise]:
         """Noise of what the calls behind the backward pass gave out, by its numbers: the parameters of the step behind are among it. Copies
         of it (in another dtype) have the same."""
         side, tree = self._walker.side, self._walker.target
-        found: dict[bytes, Noise] = {}
+        noises: dict[bytes, Noise] = {}
         for op in range(tree.last_backward + 1, len(tree.kinds)):
             came_in: list[Noise] = []
             for row in side.rows(op):
                 key = side.stats[row].tobytes()
                 if self._role[row] != OUTPUT:
-                    came_in += [found[key]] if key in found else []
+                    came_in += [noises[key]] if key in noises else []
                 elif row in self._notes or (came_in and hands_on(tree.kinds[op][-1])):  # several may have the same numbers
-                    found[key] = largest((found.get(key, NONE), self._notes.get(row, largest(came_in))))
-        return found
+                    noises[key] = largest((noises.get(key, NONE), self._notes.get(row, largest(came_in))))
+        return noises
 
     def update_of_zeros(self, owner: parameter_owner.Owner) -> Noise:
         """Of a parameter that was zero in this step and that an optimizer moves at its end, whose calls are not recorded."""
@@ -165,10 +165,10 @@ class NoiseNotes(Ratios):
         average = self.seen.average[pair] / self.seen.rms[pair]
         by_mean = mean / average if average else math.inf
         if self._walker.rows[pair][0] in self._walker.by_mean:
-            found = by_mean
+            factor = by_mean
         else:
-            found = min(norm, by_mean, single) if self.seen.count[pair] > 1 else norm
-        return found if self._measured is None else max(found, self._measured[pair])
+            factor = min(norm, by_mean, single) if self.seen.count[pair] > 1 else norm
+        return factor if self._measured is None else max(factor, self._measured[pair])
 
     def _times(self, pair: int, element: float, whole: float, bias: float, limit: float, behind: float = 0.0) -> float:
         """How many times what round-off may do; `behind`: noise of elements that no mask covers."""
@@ -176,17 +176,17 @@ class NoiseNotes(Ratios):
         if not seen.has_difference(pair):
             return 0.0
         norm, mean, single = self._limits(pair, element, whole, bias, limit)
-        found: list[float] = [seen.norm[pair] / norm]
+        times: list[float] = [seen.norm[pair] / norm]
         if seen.count[pair] > 1:
-            found += [seen.mean[pair] / mean, seen.element[pair] / single]
+            times += [seen.mean[pair] / mean, seen.element[pair] / single]
             if seen.elements[pair]:  # those that no mask covers
                 visible = limit * (max(element, behind) + roundoff.FLOOR)
-                found.append(seen.elements[pair] / visible)
+                times.append(seen.elements[pair] / visible)
         if seen.other[pair]:  # no number says how far
-            found.append(0.0 if element >= roundoff.JUDGED else math.inf)
+            times.append(0.0 if element >= roundoff.JUDGED else math.inf)
         if self._measured is not None:
-            found = [min(max(found), float(self._walker.measured.distance[pair]) / self._measured[pair])]
-        return max(found)
+            times = [min(max(times), float(self._walker.measured.distance[pair]) / self._measured[pair])]
+        return max(times)
 
 
 def largest(notes: Iterator[Noise] | Sequence[Noise] | deque[Noise]) -> Noise:
@@ -220,53 +220,59 @@ class Seen:
     """
 
     def __init__(self, walker: PairedRank) -> None:
-        left, right = factorize.columns(walker.rows)
+        target_rows, golden_rows = factorize.columns(walker.rows)
         target, golden, m = walker.side, walker.golden.side, walker.measured
-        a, b = target.stats[left], golden.stats[right]
-        count = np.maximum(factorize.of_each(golden.shape, distances.elements)[right].astype(np.float64), 1.0)
+        target_stats, golden_stats = target.stats[target_rows], golden.stats[golden_rows]
+        count = np.maximum(factorize.of_each(golden.shape, distances.elements)[golden_rows].astype(np.float64), 1.0)
         with np.errstate(all="ignore"):
-            size = np.abs(b[:, 3])
+            size = np.abs(golden_stats[:, 3])
             rms = size / np.sqrt(count)
-            top = np.maximum(np.abs(b[:, 0]), np.abs(b[:, 1]))
+            top = np.maximum(np.abs(golden_stats[:, 0]), np.abs(golden_stats[:, 1]))
             exact = m.distance == 0
             # an infinity (of a mask) leaves nothing but the extremes: what is finite of them says how large the elements are
             blind = ~np.isfinite(size) & np.isfinite(m.distance)
-            hidden = ~m.known & (np.maximum(a[:, 1], b[:, 1]) <= left_out.HIDDEN)
+            hidden = ~m.known & (np.maximum(target_stats[:, 1], golden_stats[:, 1]) <= left_out.HIDDEN)
             blind |= hidden
-            finite = np.where(np.isfinite(b[:, :2]) & (b[:, :2] > left_out.HIDDEN), np.abs(b[:, :2]), 0.0).max(1)
+            finite = np.where(
+                np.isfinite(golden_stats[:, :2]) & (golden_stats[:, :2] > left_out.HIDDEN), np.abs(golden_stats[:, :2]), 0.0
+            ).max(1)
             rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
-            nothing = ~np.isfinite(b[:, 3]) & ~np.isfinite(b[:, :2]).any(1)
-            left_aside = exact & (a != b).any(1)  # its numbers are no others, and not the same ones (`Distances.leave_out`)
+            nothing = ~np.isfinite(golden_stats[:, 3]) & ~np.isfinite(golden_stats[:, :2]).any(1)
+            left_aside = exact & (target_stats != golden_stats).any(
+                1
+            )  # its numbers are no others, and not the same ones (`Distances.leave_out`)
             self.blank = (((nothing | left_aside) & ~m.known) | hidden).tolist()
-            self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(a[:, 3]) - size) / size), exact)
-            self.mean = _numbers(np.where(blind, 0.0, np.abs(a[:, 2] - b[:, 2]) / rms), exact)
-            element = np.abs(a[:, :2] - b[:, :2]).max(1) / top  # of a mask, where one covers some
+            self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(target_stats[:, 3]) - size) / size), exact)
+            self.mean = _numbers(np.where(blind, 0.0, np.abs(target_stats[:, 2] - golden_stats[:, 2]) / rms), exact)
+            element = np.abs(target_stats[:, :2] - golden_stats[:, :2]).max(1) / top  # of a mask, where one covers some
             self.element = _numbers(np.where(blind, m.distance, element), exact)
             untold = (m.distance >= 1) & ~np.array([self.norm, self.mean, self.element]).any(0)  # a statistic is NaN on one side
             self.other = ((np.isinf(m.distance) | untold) & ~m.argument).tolist()
-            mine, theirs = (factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, left), (golden, right)))
-            unit = np.where(theirs > 0, theirs, mine)
+            target_units, golden_units = (
+                factorize.of_each(side.dtype, roundoff.eps)[rows] / 2 for side, rows in ((target, target_rows), (golden, golden_rows))
+            )
+            unit = np.where(golden_units > 0, golden_units, target_units)
             # elements that are moved have been rounded by a cast before, or will be by one behind: that computes, and says of which type
             # The runs are of different precision as a whole (not one call of them)
-            floats = theirs > 0
-            either = True if 2 * int((mine != theirs)[floats].sum()) > int(floats.sum()) else _moves(walker)[left]
-            unit = np.where(either, np.maximum(mine, theirs), unit)
-            share = roundoff.share(count, size, top, b[:, 0] - b[:, 1], unit)
+            floats = golden_units > 0
+            either = True if 2 * int((target_units != golden_units)[floats].sum()) > int(floats.sum()) else _moves(walker)[target_rows]
+            unit = np.where(either, np.maximum(target_units, golden_units), unit)
+            share = roundoff.share(count, size, top, golden_stats[:, 0] - golden_stats[:, 1], unit)
         self.elements = np.where(m.elements & np.isfinite(m.distance), m.distance, 0.0).tolist()
-        self.rms, self.average, self.share = np.nan_to_num(rms).tolist(), np.nan_to_num(np.abs(b[:, 2])).tolist(), share.tolist()
+        self.rms, self.average, self.share = np.nan_to_num(rms).tolist(), np.nan_to_num(np.abs(golden_stats[:, 2])).tolist(), share.tolist()
         self.count, self.unit = count.astype(np.int64).tolist(), unit.tolist()
-        self.last = factorize.of_each(golden.shape, _last)[right].astype(np.int64).tolist()
+        self.last = factorize.of_each(golden.shape, _last)[golden_rows].astype(np.int64).tolist()
 
-    def has_difference(self, at: int) -> bool:
+    def has_difference(self, pair: int) -> bool:
         """There is a difference."""
-        return bool(self.norm[at] or self.mean[at] or self.element[at] or self.elements[at] or self.other[at])
+        return bool(self.norm[pair] or self.mean[pair] or self.element[pair] or self.elements[pair] or self.other[pair])
 
-    def largest(self, at: int) -> float:
+    def largest(self, pair: int) -> float:
         """Of elements, as far as the statistics tell."""
-        if self.other[at]:
+        if self.other[pair]:
             return 1.0
-        by_norm = self.norm[at] / self.share[at]
-        largest: float = max(self.mean[at] * math.sqrt(self.count[at]), by_norm, self.element[at], self.elements[at])
+        by_norm = self.norm[pair] / self.share[pair]
+        largest: float = max(self.mean[pair] * math.sqrt(self.count[pair]), by_norm, self.element[pair], self.elements[pair])
         return largest
 
 
@@ -278,8 +284,8 @@ def _moves(walker: PairedRank) -> npt.NDArray[np.bool_]:
 
 
 def _numbers(values: npt.NDArray[np.float64], exact: npt.NDArray[np.bool_]) -> list[float]:
-    found: list[float] = np.where(exact, 0.0, np.nan_to_num(values, nan=0.0, posinf=np.inf)).tolist()
-    return found
+    numbers: list[float] = np.where(exact, 0.0, np.nan_to_num(values, nan=0.0, posinf=np.inf)).tolist()
+    return numbers
 
 
 def _last(shape: object) -> int:

@@ -50,49 +50,49 @@ _STEEPEST = 1e6
 def detect_cancelling(walker: PairedRank) -> Cancelled:
     """Measure gradients that cancelled against their terms, in ``walker.measured``, and find what takes them in."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
-    left = factorize.columns(walker.rows)[0]
-    found = Cancelled(np.zeros(len(left)))
-    role = np.frombuffer(bytes(side.role), np.uint8)[left]
-    vector = factorize.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[left] > 0
+    target_rows = factorize.columns(walker.rows)[0]
+    cancelled = Cancelled(np.zeros(len(target_rows)))
+    role = np.frombuffer(bytes(side.role), np.uint8)[target_rows]
+    vector = factorize.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[target_rows] > 0
     off = vector & (m.distance > 2.0**-20) & np.isfinite(m.distance)
     sizes: dict[int, float] = {}
     for k in np.flatnonzero(off & ((role == OUTPUT) | (role == PARAMETERS_GRAD))).tolist():
         i, j = walker.rows[k]
         op = side.op[i]
         terms, unit, longest = _terms(walker, op)
-        a, b = side.stats[i], golden.stats[j]
-        size = float(max(a[3], b[3]))
+        target_stats, golden_stats = side.stats[i], golden.stats[j]
+        size = float(max(target_stats[3], golden_stats[3]))
         if not size < terms:
             continue
-        apart, raw = float(np.nanmax(np.abs(a - b) * _units(side.shape[i]))) / terms, float(m.distance[k])
+        apart, raw = float(np.nanmax(np.abs(target_stats - golden_stats) * _units(side.shape[i]))) / terms, float(m.distance[k])
         m.distance[k] = min(apart, raw)
         if size < terms * max(_SMALL, 2 * unit) and apart <= roundoff.GROWTH * roundoff.call_limit(unit, longest):
             n = distances.elements(side.shape[i])
             sizes[n] = max(sizes.get(n, 0.0), size)
             if role[k] == PARAMETERS_GRAD:
-                found.parameters.add((walker.target.kinds[op][2], side.name[i][len(side.ops[op]) + 1 :].partition(".")[0]))
+                cancelled.parameters.add((walker.target.kinds[op][2], side.name[i][len(side.ops[op]) + 1 :].partition(".")[0]))
             else:
-                found.vectors.update(_taken_by(walker, golden.op[j], golden.shape[j]))
-            found.excused[k] = raw
+                cancelled.vectors.update(_taken_by(walker, golden.op[j], golden.shape[j]))
+            cancelled.excused[k] = raw
     for k in np.flatnonzero(off & (role == INPUT)).tolist() if sizes else ():
         i, j = walker.rows[k]
         if max(side.stats[i][3], golden.stats[j][3]) <= _NEAR * sizes.get(distances.elements(side.shape[i]), 0.0):
-            found.excused[k] = m.distance[k]
-    return found
+            cancelled.excused[k] = m.distance[k]
+    return cancelled
 
 
 def carry_over(walker: PairedRank, before: Cancelled) -> None:
     """Parameters whose gradients cancelled in an earlier step are others now: what takes them in is excused."""
-    found, m = walker.cancelled, walker.measured
+    cancelled, m = walker.cancelled, walker.measured
     numbers = _numbers(walker, before.parameters)
-    found.parameters |= before.parameters
-    found.vectors |= before.vectors
-    left = factorize.columns(walker.rows)[0]
-    role = np.frombuffer(bytes(walker.side.role), np.uint8)[left]
+    cancelled.parameters |= before.parameters
+    cancelled.vectors |= before.vectors
+    target_rows = factorize.columns(walker.rows)[0]
+    role = np.frombuffer(bytes(walker.side.role), np.uint8)[target_rows]
     for k in np.flatnonzero((m.distance > 0) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))).tolist():
         i, j = walker.rows[k]
-        if walker.side.stats[i].tobytes() in numbers or walker.golden.side.name[j] in found.vectors:
-            found.excused[k] = m.distance[k]
+        if walker.side.stats[i].tobytes() in numbers or walker.golden.side.name[j] in cancelled.vectors:
+            cancelled.excused[k] = m.distance[k]
 
 
 def tolerate_update(walker: PairedRank, before: PairedRank) -> None:
@@ -102,9 +102,9 @@ def tolerate_update(walker: PairedRank, before: PairedRank) -> None:
     divides by their size moves them by as much. How far it moved the whole is at least what its statistics have moved by.
     """
     side, golden, earlier, m = walker.side, walker.golden.side, before.golden.side, walker.measured
-    left = factorize.columns(walker.rows)[0]
-    vector = factorize.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[left] > 0
-    role = np.frombuffer(bytes(side.role), np.uint8)[left]
+    target_rows = factorize.columns(walker.rows)[0]
+    vector = factorize.of_each(side.shape, lambda shape: isinstance(shape, list) and len(shape) == 1)[target_rows] > 0
+    role = np.frombuffer(bytes(side.role), np.uint8)[target_rows]
     crossed = side.framework != golden.framework
     off = vector & (crossed | (m.distance > 2.0**-20)) & np.isfinite(m.distance) & ((role == INPUT) | (role == PARAMETERS))
     places = {name: row for row, name in enumerate(earlier.name)} if off.any() else {}
@@ -114,8 +114,8 @@ def tolerate_update(walker: PairedRank, before: PairedRank) -> None:
         was = places.get(golden.name[j])
         if was is None or earlier.shape[was] != golden.shape[j] or i in walker.target.producers:
             continue
-        both = side.requires_grad[i], golden.requires_grad[j]  # MindSpore does not say
-        if role[k] == INPUT and not (any(both) if crossed else all(both)):
+        flags = side.requires_grad[i], golden.requires_grad[j]  # MindSpore does not say
+        if role[k] == INPUT and not (any(flags) if crossed else all(flags)):
             continue
         moved, apart = _measure_movement(walker, before, i, j, was)
         allowed = _SOME if few else _ELEMENTS if _elements_only(walker, before, i, j, was, moved) else _PART
@@ -140,9 +140,9 @@ def _units(shape: Any) -> Floats:
 
 def _elements_only(walker: PairedRank, before: PairedRank, i: int, j: int, was: int, moved: float) -> bool:
     """Does the largest or the smallest element of a tensor say that its update was the same on both sides?"""
-    mine, theirs, earlier = walker.side.stats[i][:2], walker.golden.side.stats[j][:2], before.golden.side.stats[was][:2]
-    equal = np.abs(mine - theirs) <= _EQUAL * np.abs(theirs)
-    return bool((equal & (np.abs(theirs - earlier) >= _REACHED * moved)).any())
+    target_extremes, golden_extremes, earlier = walker.side.stats[i][:2], walker.golden.side.stats[j][:2], before.golden.side.stats[was][:2]
+    equal = np.abs(target_extremes - golden_extremes) <= _EQUAL * np.abs(golden_extremes)
+    return bool((equal & (np.abs(golden_extremes - earlier) >= _REACHED * moved)).any())
 
 
 def _few(walker: PairedRank, before: PairedRank, places: Mapping[str, int]) -> bool:
@@ -190,12 +190,12 @@ def _numbers(walker: PairedRank, names: set[Parameter]) -> set[bytes]:
     side, tree = walker.side, walker.target
     if not names:
         return set()
-    found = set()
+    numbers = set()
     for row in np.flatnonzero(np.frombuffer(bytes(side.role), np.uint8) == PARAMETERS).tolist():
         op = side.op[row]
         if len(tree.kinds[op]) == 4 and (tree.kinds[op][2], side.name[row].rpartition(".parameters.")[2]) in names:
-            found.add(side.stats[row].tobytes())
-    return found
+            numbers.add(side.stats[row].tobytes())
+    return numbers
 
 
 def steepness(walker: PairedRank, op: int) -> float:

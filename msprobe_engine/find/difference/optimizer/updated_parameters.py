@@ -35,19 +35,21 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
     known: dict[int, tuple[_Owners, _Owners]] = {}
     for suspect, (rank, origin) in zip(suspects, divergence.origins):
         walker = divergence.walkers[rank]
-        mine = _calls(walker.target, origin.op, origin.row)
-        theirs = _calls(walker.golden, origin.partner, origin.other)
-        if not mine and not theirs:
+        target_calls = _calls(walker.target, origin.op, origin.row)
+        golden_calls = _calls(walker.golden, origin.partner, origin.other)
+        if not target_calls and not golden_calls:
             continue
         if rank not in known:
             known[rank] = walker.owners, owners_and_tensors(walker.golden)
-        here, there = known[rank]
-        named = [owner for side, calls in ((here, mine), (there, theirs)) for op in calls if (owner := side[0].get(op))]
+        of_target, of_golden = known[rank]
+        named = [
+            owner for side, calls in ((of_target, target_calls), (of_golden, golden_calls)) for op in calls if (owner := side[0].get(op))
+        ]
         if not named and (scaled := _scaled_alike(walker, origin)) is not None:
             suspect.why = Sentence("{0}; {1} of {2} tensors that go into this call are {3} times the golden run's", suspect.why, *scaled)
         elif not named:  # a call on all parameters at once
-            rows = (walker.side, origin.row, here[1]), (walker.golden.side, origin.other, there[1])
-            named = [owner for side, row, of in rows if row >= 0 and (one := mark(side, row)) and (owner := of.get(one))]
+            rows = (walker.side, origin.row, of_target[1]), (walker.golden.side, origin.other, of_golden[1])
+            named = [owner for side, row, of in rows if row >= 0 and (tensor_mark := mark(side, row)) and (owner := of.get(tensor_mark))]
         if named:
             owner = named[0]
             name = ".".join(part for part in owner if part)
@@ -58,21 +60,21 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
 def _scaled_alike(walker: DifferenceWalk, origin: DifferenceOrigin) -> tuple[str, str, str] | None:
     """(how many of the tensors of a list are off by the factor that one is off by, of how many, the factor), where most are: what scales
     all of them is to blame, and no parameter."""
-    mine, theirs = walker.side.stats, walker.golden.side.stats
-    pairs = [walker.rows[at] for at in walker.span_of(origin.op)]
+    target_stats, golden_stats = walker.side.stats, walker.golden.side.stats
+    pairs = [walker.rows[pair_position] for pair_position in walker.span_of(origin.op)]
     tensors = [pair for pair in pairs if walker.side.role[pair[0]] == INPUT and pair[0] not in walker.side.values]
-    factors = [mine[i][3] / theirs[j][3] for i, j in tensors if theirs[j][3] > 0]
-    if origin.kind != TAKEN or origin.row < 0 or not theirs[origin.other][3] > 0:
+    factors = [target_stats[i][3] / golden_stats[j][3] for i, j in tensors if golden_stats[j][3] > 0]
+    if origin.kind != TAKEN or origin.row < 0 or not golden_stats[origin.other][3] > 0:
         return None
-    factor = mine[origin.row][3] / theirs[origin.other][3]
-    alike = sum(abs(one / factor - 1) < _ALIKE for one in factors)
+    factor = target_stats[origin.row][3] / golden_stats[origin.other][3]
+    alike = sum(abs(other_factor / factor - 1) < _ALIKE for other_factor in factors)
     several = len(factors) >= _LIST and 2 * alike > len(factors)
     return (f"{alike}", f"{len(factors)}", f"{factor:.3g}") if several and abs(factor - 1) > _ALIKE else None
 
 
 def name_learning_rate(first: Suspect, others: Iterable[Suspect]) -> None:
     """``1 - lr * weight_decay`` is off because of either: where the size of the step is off in the same step, it is the rate."""
-    sized = any("step_size" in one.cause and one.step == first.step for one in others)
+    sized = any("step_size" in suspect.cause and suspect.step == first.step for suspect in others)
     if "step_size" in first.cause or ("lr * weight_decay" in first.cause and sized):
         first.cause = Sentence("{0} (the size of the step: the learning rate)", first.cause)
 

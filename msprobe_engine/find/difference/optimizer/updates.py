@@ -29,11 +29,11 @@ _MOST = 2.0
 """Two runs move an element by one update each, in two directions."""
 
 
-def note_update(found: Diagnosis, previous: Divergence | None, divergence: Divergence) -> None:
+def note_update(diagnosis: Diagnosis, previous: Divergence | None, divergence: Divergence) -> None:
     """Say so, and name the command that tells, where the first origin is such a parameter.
 
     Args:
-        found: gets a sentence in `evidence` and the commands in `next`.
+        diagnosis: gets a sentence in `evidence` and the commands in `next`.
         previous: the step before; None: there is none.
         divergence: the step that has origins.
     """
@@ -47,25 +47,25 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
     before = next((row for row in range(len(was)) if was.name[row] == golden.name[j]), -1) if held else -1
     if before < 0 or was.shape[before] != golden.shape[j]:
         return
-    here = next((row for row, name in enumerate(earlier.side.name) if name == side.name[i]), -1)
+    earlier_row = next((row for row, name in enumerate(earlier.side.name) if name == side.name[i]), -1)
     stays = [
         word
-        for word, one, row, then, place in (
-            (Sentence("this run"), side, i, earlier.side, here),
+        for word, table, row, then, place in (
+            (Sentence("this run"), side, i, earlier.side, earlier_row),
             (Sentence("the golden run"), golden, j, was, before),
         )
-        if place >= 0 and np.array_equal(one.stats[row], then.stats[place])
+        if place >= 0 and np.array_equal(table.stats[row], then.stats[place])
     ]
     if len(stays) == 1:
-        found.evidence.append(Sentence("The step before has not moved the parameter in {0}; in the other one it has.", stays[0]))
+        diagnosis.evidence.append(Sentence("The step before has not moved the parameter in {0}; in the other one it has.", stays[0]))
         return
     if are_of_different_frameworks(side, golden):
-        found.evidence.append(TWO_OPTIMIZERS)
+        diagnosis.evidence.append(TWO_OPTIMIZERS)
     moved = float(np.abs(golden.stats[j] - was.stats[before])[:3].max())
     apart = float(np.abs(side.stats[i] - golden.stats[j])[:3].max())
     if not 0 < apart <= _MOST * moved:
         return
-    found.evidence.append(
+    diagnosis.evidence.append(
         Sentence(
             "The parameter differs by {0}, and the optimizer of the step before moved it by {1}: an optimizer "
             "like Adam moves elements whose "
@@ -74,8 +74,8 @@ def note_update(found: Diagnosis, previous: Divergence | None, divergence: Diver
             f"{moved:.1e}",
         )
     )
-    mine, theirs = (shlex.quote(str(one.path.parents[2])) for one in (side, golden))
-    found.next += [
+    target_path, golden_path = (shlex.quote(str(table.path.parents[2])) for table in (side, golden))
+    diagnosis.next += [
         "msprobe run --perturb ulp --output-dir MOVED -- COMMAND   (the golden training)",
-        f"msprobe diagnose {mine} {theirs} --calibration MOVED",
+        f"msprobe diagnose {target_path} {golden_path} --calibration MOVED",
     ]
