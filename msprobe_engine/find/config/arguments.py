@@ -71,21 +71,24 @@ def compare_arguments(
     found: list[tuple[tuple[int, ...], Difference]] = []
     names = {key(name) for one in reported if one.matters for name in (one.bench_name, one.cmp_name)}
     terms = {one.term for one in reported if one.matters and one.term}
-    for ranks, mine, theirs in difference.pairs(bench, cmp, lambda program: [_script(program), program.get("arguments")]):
-        a, b = PackSettings(read_arguments(mine.get("arguments"))), PackSettings(read_arguments(theirs.get("arguments")))
-        title = " / ".join(dict.fromkeys((_script(mine), _script(theirs))))
+    for ranks, golden_program, target_program in difference.pairs(bench, cmp, lambda program: [_script(program), program.get("arguments")]):
+        golden, target = (
+            PackSettings(read_arguments(golden_program.get("arguments"))),
+            PackSettings(read_arguments(target_program.get("arguments"))),
+        )
+        title = " / ".join(dict.fromkeys((_script(golden_program), _script(target_program))))
         resolved = (settings[0].get(ranks[0]) or PackSettings(()), settings[1].get(ranks[0]) or PackSettings(()))
-        differences = compare_settings(a, b, f"{title} arguments").differences
+        differences = compare_settings(golden, target, f"{title} arguments").differences
         for one in differences:
-            given = {key(name) for name in (one.bench_name, one.cmp_name)} & {*a.settings, *b.settings}
+            given = {key(name) for name in (one.bench_name, one.cmp_name)} & {*golden.settings, *target.settings}
             if not given:  # computed, or a default
                 continue
-            by_settings = given & names or one.term in terms or all(_is_resolved(name, (a, b), resolved) for name in given)
+            by_settings = given & names or one.term in terms or all(_is_resolved(name, (golden, target), resolved) for name in given)
             if not by_settings:
-                found.append((ranks, _row(one, title, a, b, own_files)))
-        masked = a.masked | b.masked
+                found.append((ranks, _row(one, title, golden, target, own_files)))
+        masked = golden.masked | target.masked
         out.masked |= {name for name in masked if key(name) not in {*resolved[0].masked, *resolved[1].masked}}
-        out.unknown |= {name for name in out.masked & set(masked) if not masked[name] and a.terms.pattern(name).severity != HARMLESS}
+        out.unknown |= {name for name in out.masked & set(masked) if not masked[name] and golden.terms.pattern(name).severity != HARMLESS}
     out.differences = merge_ranks(found, tuple(set(bench) & set(cmp)))
     return out
 
@@ -163,9 +166,11 @@ def _settings_of(argument: Setting, name: str, resolved: PackSettings) -> set[st
     }
 
 
-def _row(one: Difference, title: str, a: PackSettings, b: PackSettings, own_files: tuple[Collection[str], Collection[str]]) -> Difference:
+def _row(
+    one: Difference, title: str, golden: PackSettings, target: PackSettings, own_files: tuple[Collection[str], Collection[str]]
+) -> Difference:
     """Under the name of the program, with the option as it is typed."""
-    of_sides = ((one.bench_name, a), (one.cmp_name, b))
+    of_sides = ((one.bench_name, golden), (one.cmp_name, target))
     names = [f"{title} arguments: {_format_argument_name(name)}" if key(name) in side.settings else "" for name, side in of_sides]
     shared = next(name for name in names if name)
     severity, why = one.severity, one.why

@@ -16,19 +16,21 @@ def of_one_side(bench: PackSide, cmp: PackSide) -> list[str]:
     were made in the same way have the same entries; ranks of which one pack has nothing are said elsewhere."""
     if not (bench.pack.ours and cmp.pack.ours) or (bench.world_size is None) != (cmp.world_size is None):
         return []
-    found: list[str] = []
+    sentences: list[str] = []
     ranks = set(bench.pack.ranks) & set(cmp.pack.ranks)
     for who, side, other in (("bench", bench, cmp), ("cmp", cmp, bench)):
         only = [name for name in side.pack.names if name not in other.pack and _is_compared(name, ranks, other)]
         if only:
             more = f" and {len(only) - MOST_MISSING} more" if len(only) > MOST_MISSING else ""
-            found.append(f"only the {SIDES[who]} pack has {', '.join(only[:MOST_MISSING])}{more}, so what is in there is not compared")
-        found += [f"only in the {SIDES[who]} pack something is in {name}" for name in _find_emptied_entries(side, other)]
+            sentences.append(f"only the {SIDES[who]} pack has {', '.join(only[:MOST_MISSING])}{more}, so what is in there is not compared")
+        sentences += [f"only in the {SIDES[who]} pack something is in {name}" for name in _find_emptied_entries(side, other)]
         for part in ("system", "random"):  # of ranks only those that there are: a launcher tells where they run
             if parts := _parts_of_one_side(side, other, part):
                 more = f" and {len(parts) - MOST_MISSING} more" if len(parts) > MOST_MISSING else ""
-                found.append(f"only the {SIDES[who]} pack has {', '.join(parts[:MOST_MISSING])}{more} of {part}, so this is not compared")
-    return found
+                sentences.append(
+                    f"only the {SIDES[who]} pack has {', '.join(parts[:MOST_MISSING])}{more} of {part}, so this is not compared"
+                )
+    return sentences
 
 
 def _is_compared(name: str, ranks: set[int], other: PackSide) -> bool:
@@ -46,7 +48,7 @@ def _is_compared(name: str, ranks: set[int], other: PackSide) -> bool:
 def _of_other_steps(of_step: tuple[str, int, int], other: PackSide) -> bool:
     """The other pack has the same of the rank, of one step alone and of another one."""
     kind, step, rank = of_step
-    steps = {there[1] for name in other.pack.names if (there := entries.steps_of(name)) is not None and there[::2] == (kind, rank)}
+    steps = {place[1] for name in other.pack.names if (place := entries.steps_of(name)) is not None and place[::2] == (kind, rank)}
     return len(steps) == 1 and step not in steps
 
 
@@ -58,13 +60,13 @@ def _find_emptied_entries(side: PackSide, other: PackSide) -> list[str]:
 
 def _parts_of_one_side(side: PackSide, other: PackSide, part: str) -> list[str]:
     """Names of what an entry of `part` holds, one level deep, and of random states two, where the other pack has nothing of it."""
-    mine, theirs = side.pack.by_rank(part), other.pack.by_rank(part)
-    found = set()
-    for rank in mine.keys() & theirs.keys():
-        a, b = side.read_mapping(mine[rank]), other.read_mapping(theirs[rank])
-        found |= {name for name, value in a.items() if value not in ({}, [], None) and b.get(name) in ({}, [], None)}
+    entries_here, entries_there = side.pack.by_rank(part), other.pack.by_rank(part)
+    names = set()
+    for rank in entries_here.keys() & entries_there.keys():
+        content, other_content = side.read_mapping(entries_here[rank]), other.read_mapping(entries_there[rank])
+        names |= {name for name, value in content.items() if value not in ({}, [], None) and other_content.get(name) in ({}, [], None)}
         if part == "random":
-            states, others = a.get("states"), b.get("states")
+            states, others = content.get("states"), other_content.get("states")
             if isinstance(states, dict) and isinstance(others, dict):
-                found |= {f"states.{name}" for name in states if name not in others}
-    return sorted(found)
+                names |= {f"states.{name}" for name in states if name not in others}
+    return sorted(names)

@@ -30,17 +30,17 @@ def compare_env(bench: Mapping[int, Environment], cmp: Mapping[int, Environment]
     is none of them).
     """
     sheet = Sheet(ENV)
-    found: list[tuple[tuple[int, ...], Difference]] = []
+    by_rank: list[tuple[tuple[int, ...], Difference]] = []
     unknown: set[str] = set()
     keys: set[bool] = set()
-    for ranks, mine, theirs in difference.pairs(bench, cmp, of_job):
-        a, b = _without_process(mine), _without_process(theirs)
-        differences, without = _differences(a, b)
-        found += [(ranks, one) for one in differences]
-        sheet.compared = max(sheet.compared, len({*a.values, *a.withheld, *b.values, *b.withheld} - without))
+    for ranks, golden_environment, target_environment in difference.pairs(bench, cmp, of_job):
+        golden, target = _without_process(golden_environment), _without_process(target_environment)
+        differences, without = _differences(golden, target)
+        by_rank += [(ranks, variable) for variable in differences]
+        sheet.compared = max(sheet.compared, len({*golden.values, *golden.withheld, *target.values, *target.withheld} - without))
         unknown |= without
-        keys.add(bool(mine.key and theirs.key))
-    sheet.differences = merge_ranks(found, tuple(set(bench) & set(cmp)))
+        keys.add(bool(golden_environment.key and target_environment.key))
+    sheet.differences = merge_ranks(by_rank, tuple(set(bench) & set(cmp)))
     rules = environment_rules()
     sheet.unknown = tuple(sorted(name for name in unknown if rules.may_change(name) and not names_secret(name)))
     sheet.not_shown = len(unknown)
@@ -61,10 +61,12 @@ def _describe_unknown_variables(unknown: set[str], *, both_keys: bool) -> str:
 
 def of_job(environment: Environment) -> dict[str, Any]:
     """What is compared, JSON-ready: without what differs from rank to rank in every job."""
-    found: dict[str, Any] = dict(_without_process(environment).values)
-    for name, one in _without_process(environment).withheld.items():
-        found[name] = f"{found[name]} ({one.digest})" if name in found else f"{NOT_SHOWN}{f' ({one.digest})' if one.digest else ''}"
-    return found
+    values: dict[str, Any] = dict(_without_process(environment).values)
+    for name, hidden in _without_process(environment).withheld.items():
+        values[name] = (
+            f"{values[name]} ({hidden.digest})" if name in values else f"{NOT_SHOWN}{f' ({hidden.digest})' if hidden.digest else ''}"
+        )
+    return values
 
 
 def _without_process(environment: Environment) -> Environment:
@@ -73,43 +75,45 @@ def _without_process(environment: Environment) -> Environment:
     return Environment(values, withheld, environment.key)
 
 
-def _differences(a: Environment, b: Environment) -> tuple[list[Difference], set[str]]:
+def _differences(golden: Environment, target: Environment) -> tuple[list[Difference], set[str]]:
     """Differences, and names of variables that cannot be compared."""
-    rules, found = environment_rules(), []
+    rules, differences = environment_rules(), []
     done: set[str] = set()
     unknown: set[str] = set()
-    kinds = _is_npu(a), _is_npu(b)
-    for name in sorted({*a.values, *b.values, *a.withheld, *b.withheld}):
+    kinds = _is_npu(golden), _is_npu(target)
+    for name in sorted({*golden.values, *target.values, *golden.withheld, *target.withheld}):
         if name in done:
             continue
         rule = rules.of(name)
-        if name in a.withheld or name in b.withheld:
-            other = _by_digest(rule, name, a, b)
+        if name in golden.withheld or name in target.withheld:
+            other = _by_digest(rule, name, golden, target)
             if other is None:
                 unknown.add(name)
             elif other:
-                found.append(other[0])
+                differences.append(other[0])
             continue
-        x, y, other_name = a.values.get(name), b.values.get(name), name
-        if kinds[0] != kinds[1] and rule.partner and (x is None or y is None):
+        golden_value, target_value, other_name = golden.values.get(name), target.values.get(name), name
+        if kinds[0] != kinds[1] and rule.partner and (golden_value is None or target_value is None):
             other_name, done = rule.partner, done | {rule.partner}
-            x, y = (x, b.values.get(other_name)) if x is not None else (a.values.get(other_name), y)
-        if same_value(rule, x, y):
+            golden_value, target_value = (
+                (golden_value, target.values.get(other_name)) if golden_value is not None else (golden.values.get(other_name), target_value)
+            )
+        if same_value(rule, golden_value, target_value):
             continue
-        names = (name, other_name) if name in a.values else (other_name, name)
-        found.append(_difference(rule, names, x, y))
-    return found, unknown
+        names = (name, other_name) if name in golden.values else (other_name, name)
+        differences.append(_difference(rule, names, golden_value, target_value))
+    return differences, unknown
 
 
-def _by_digest(rule: Rule, name: str, a: Environment, b: Environment) -> list[Difference] | None:
+def _by_digest(rule: Rule, name: str, golden: Environment, target: Environment) -> list[Difference] | None:
     """Of a value that a side does not have, or not whole; None: it cannot be compared."""
-    shown = [side.values.get(name, NOT_SHOWN if name in side.withheld else None) for side in (a, b)]
+    shown = [side.values.get(name, NOT_SHOWN if name in side.withheld else None) for side in (golden, target)]
     if None in shown:
         return [_difference(rule, (name, name), *shown)]
-    if name in a.values and name in b.values and shown[0] != shown[1]:
+    if name in golden.values and name in target.values and shown[0] != shown[1]:
         return [_difference(rule, (name, name), *shown)]
-    digests = [side.withheld[name].digest if name in side.withheld else "" for side in (a, b)]
-    if not all(digests) or a.key != b.key:
+    digests = [side.withheld[name].digest if name in side.withheld else "" for side in (golden, target)]
+    if not all(digests) or golden.key != target.key:
         return None
     if digests[0] == digests[1]:
         return []
@@ -118,14 +122,28 @@ def _by_digest(rule: Rule, name: str, a: Environment, b: Environment) -> list[Di
     return [Difference(ENV, name, name, texts[0], texts[1], rule.severity, Sentence("{0}; {1}", rule.why, _BY_DIGEST), level=level)]
 
 
-def _difference(rule: Rule, names: tuple[str, str], x: str | None, y: str | None) -> Difference:
-    if names[0] == names[1] and rule.severity != HARMLESS and not rule.default and not rule.by_name and (x is None or y is None):
-        one = Sentence("not set on the {0} side, where the library decides", SIDES["bench" if x is None else "cmp"])
+def _difference(rule: Rule, names: tuple[str, str], golden_value: str | None, target_value: str | None) -> Difference:
+    if (
+        names[0] == names[1]
+        and rule.severity != HARMLESS
+        and not rule.default
+        and not rule.by_name
+        and (golden_value is None or target_value is None)
+    ):
+        where_unset = Sentence("not set on the {0} side, where the library decides", SIDES["bench" if golden_value is None else "cmp"])
         return Difference(
-            ENV, *names, _format_value(rule, x), _format_value(rule, y), rule.severity, Sentence("{0}; {1}", rule.why, one), level=ERROR
+            ENV,
+            *names,
+            _format_value(rule, golden_value),
+            _format_value(rule, target_value),
+            rule.severity,
+            Sentence("{0}; {1}", rule.why, where_unset),
+            level=ERROR,
         )
     verdict = "" if rule.severity == HARMLESS else ERROR
-    return Difference(ENV, *names, _format_value(rule, x), _format_value(rule, y), rule.severity, rule.why, level=verdict)
+    return Difference(
+        ENV, *names, _format_value(rule, golden_value), _format_value(rule, target_value), rule.severity, rule.why, level=verdict
+    )
 
 
 def _format_value(rule: Rule, value: str | None) -> str:

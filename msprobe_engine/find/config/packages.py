@@ -82,21 +82,27 @@ def why_it_matters(name: str) -> str:
 
 def compare_packages(bench: Versions, cmp: Versions) -> Sheet:
     """Compare the packages of two runs."""
-    mine, theirs = ({canonical(name): (name, ", ".join(sorted(set(versions)))) for name, versions in side.items()} for side in (bench, cmp))
-    sheet = Sheet(PIP, compared=len(mine.keys() | theirs.keys()))
-    for plain in sorted(mine.keys() | theirs.keys()):
-        (name, x), (other, y) = mine.get(plain, ("", "")), theirs.get(plain, ("", ""))
-        if x == y:
+    golden_packages, target_packages = (
+        {canonical(golden_name): (golden_name, ", ".join(sorted(set(versions)))) for golden_name, versions in side.items()}
+        for side in (bench, cmp)
+    )
+    sheet = Sheet(PIP, compared=len(golden_packages.keys() | target_packages.keys()))
+    for plain in sorted(golden_packages.keys() | target_packages.keys()):
+        (golden_name, golden_versions), (target_name, target_versions) = (
+            golden_packages.get(plain, ("", "")),
+            target_packages.get(plain, ("", "")),
+        )
+        if golden_versions == target_versions:
             continue
         why = why_it_matters(plain)
         severity, verdict = (MAY, ERROR) if why else (HARMLESS, "")
         sheet.differences.append(
             Difference(
                 PIP,
-                name,
-                other,
-                x or "None",
-                y or "None",
+                golden_name,
+                target_name,
+                golden_versions or "None",
+                target_versions or "None",
                 severity,
                 why or _UNKNOWN,
                 level=verdict,

@@ -45,7 +45,7 @@ def compare_packs(bench: str | Path | Pack, cmp: str | Path | Pack, *, only: tup
     Raises:
         DumpFormatError: a path is no pack.
     """
-    sides = [PackSide(one if isinstance(one, Pack) else read_pack(one)) for one in (bench, cmp)]
+    sides = [PackSide(pack if isinstance(pack, Pack) else read_pack(pack)) for pack in (bench, cmp)]
     return _Work(sides[0], sides[1], only).run()
 
 
@@ -132,41 +132,48 @@ class _Work:
         return compare_env(self.bench.env(by_rank), self.cmp.env(by_rank))
 
     def _random(self) -> Sheet:
-        (a, x), (b, y) = self.bench.random(), self.cmp.random()
-        return compare_random(a, b, (x, y))
+        (golden_calls, golden_entries), (target_calls, target_entries) = self.bench.random(), self.cmp.random()
+        return compare_random(golden_calls, target_calls, (golden_entries, target_entries))
 
     def _settings(self) -> Sheet:
         sheet = Sheet(difference.SETTINGS)
         content = {word: True for word, name in (("data", difference.DATASET), ("weights", difference.WEIGHTS)) if self._content(name)}
-        mine, theirs = self.bench.settings_files(), self.cmp.settings_files()
-        files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in mine and name in theirs]
-        for name in sorted(set(mine) ^ set(theirs)) if files else ():
-            who = "bench" if name in mine else "cmp"
+        golden_files, target_files = self.bench.settings_files(), self.cmp.settings_files()
+        files = [(name, name) for name in (STATIC_FILE, DYNAMIC_FILE) if name in golden_files and name in target_files]
+        for name in sorted(set(golden_files) ^ set(target_files)) if files else ():
+            who = "bench" if name in golden_files else "cmp"
             self.out.problems.append(f"only the {SIDES[who]} pack has {name}, so these settings are not compared")
-        for a, b in files or [(mine[-1], theirs[-1])]:
-            by_rank = a == b == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
-            sides = self.bench.settings(a, by_rank), self.cmp.settings(b, by_rank)
-            if a == STATIC_FILE != b and self.cmp.ranks_with_settings():  # the script speaks for every rank of the run
+        for golden_file, target_file in files or [(golden_files[-1], target_files[-1])]:
+            by_rank = golden_file == target_file == DYNAMIC_FILE and self.bench.ranks_with_settings() and self.cmp.ranks_with_settings()
+            sides = self.bench.settings(golden_file, by_rank), self.cmp.settings(target_file, by_rank)
+            if golden_file == STATIC_FILE != target_file and self.cmp.ranks_with_settings():  # the script speaks for every rank of the run
                 sides = _for_every_rank(sides[0], self.cmp)
-            elif b == STATIC_FILE != a and self.bench.ranks_with_settings():
+            elif target_file == STATIC_FILE != golden_file and self.bench.ranks_with_settings():
                 sides = _for_every_rank(sides[1], self.bench)[::-1]
-            found: list[tuple[tuple[int, ...], Difference]] = []
+            differences_by_rank: list[tuple[tuple[int, ...], Difference]] = []
             both = sorted(set(sides[0]) & set(sides[1]))
-            done: dict[tuple[int, int], list[int]] = {}
+            ranks_by_settings: dict[tuple[int, int], list[int]] = {}
             for rank in both:
-                done.setdefault((id(sides[0][rank]), id(sides[1][rank])), []).append(rank)
-            for ranks in done.values():
-                settled = compare_settings(sides[0][ranks[0]], sides[1][ranks[0]], a if a == b else f"{a} / {b}", content)
-                differences = (
-                    settled.differences if a == b else self._comparable(settled.differences, a, sides[0][ranks[0]], sides[1][ranks[0]])
+                ranks_by_settings.setdefault((id(sides[0][rank]), id(sides[1][rank])), []).append(rank)
+            for ranks in ranks_by_settings.values():
+                settled = compare_settings(
+                    sides[0][ranks[0]],
+                    sides[1][ranks[0]],
+                    golden_file if golden_file == target_file else f"{golden_file} / {target_file}",
+                    content,
                 )
-                found += [(tuple(ranks), one) for one in differences]
+                differences = (
+                    settled.differences
+                    if golden_file == target_file
+                    else self._comparable(settled.differences, golden_file, sides[0][ranks[0]], sides[1][ranks[0]])
+                )
+                differences_by_rank += [(tuple(ranks), one_difference) for one_difference in differences]
                 sheet.compared = max(sheet.compared, settled.compared)
                 self.out.derived.update(settled.derived)
                 self.out.notes += [note for note in settled.notes if note not in self.out.notes]
                 sheet.unknown = tuple(sorted({*sheet.unknown, *settled.unknown}))
                 sheet.not_shown = len(sheet.unknown)
-            sheet.differences += merge_ranks(found, tuple(both))
+            sheet.differences += merge_ranks(differences_by_rank, tuple(both))
         return sheet
 
     def _comparable(self, differences: list[Difference], file: str, bench: PackSettings, cmp: PackSettings) -> list[Difference]:
@@ -176,14 +183,19 @@ class _Work:
             file: which file of the bench pack was compared.
         """
         run, which, word = (cmp, 1, ONLY_CMP) if file == STATIC_FILE else (bench, 0, ONLY_BENCH)
-        inside = {one.name for one in run.settings.values() if one.origin == CODE or (one.origin == DEFAULT and one.framework in _PLAIN)}
+        inside = {
+            difference_of_setting.name
+            for difference_of_setting in run.settings.values()
+            if difference_of_setting.origin == CODE
+            or (difference_of_setting.origin == DEFAULT and difference_of_setting.framework in _PLAIN)
+        }
         out, names = [], []
-        for one in differences:
-            name, other = (one.bench_name, one.cmp_name)[:: -1 if which else 1]
-            if one.matters and other == word and name in inside:
+        for difference_of_setting in differences:
+            name, other = (difference_of_setting.bench_name, difference_of_setting.cmp_name)[:: -1 if which else 1]
+            if difference_of_setting.matters and other == word and name in inside:
                 names.append(name)
             else:
-                out.append(one)
+                out.append(difference_of_setting)
         if names:
             shown = some(names)
             run_side, script_side = ("target", "golden") if which else ("golden", "target")
@@ -200,15 +212,15 @@ class _Work:
         settings = [side.settings(DYNAMIC_FILE, True) if side.ranks_with_settings() else {} for side in sides]
         reported = self.out.sheets[difference.SETTINGS].differences if difference.SETTINGS in self.out.sheets else []
         files = _own_files(self.bench), _own_files(self.cmp)
-        found = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
-        if found.masked:
+        compared = compare_arguments(_programs(self.bench), _programs(self.cmp), (settings[0], settings[1]), reported, files)
+        if compared.masked:
             self.out.notes.append(
-                Sentence("arguments that are masked were not compared: {0} ({1})", len(found.masked), some(sorted(found.masked)))
+                Sentence("arguments that are masked were not compared: {0} ({1})", len(compared.masked), some(sorted(compared.masked)))
             )
-        if found.differences or found.unknown:
+        if compared.differences or compared.unknown:
             sheet = self.out.sheets.setdefault(difference.SETTINGS, Sheet(difference.SETTINGS))
-            sheet.differences += found.differences
-            sheet.unknown = tuple(sorted({*sheet.unknown, *found.unknown}))
+            sheet.differences += compared.differences
+            sheet.unknown = tuple(sorted({*sheet.unknown, *compared.unknown}))
             sheet.not_shown = len(sheet.unknown)
 
     def _content(self, name: str) -> bool:
@@ -227,8 +239,14 @@ class _Work:
 
     def _ranks(self) -> None:
         """Ranks that wrote into one pack only; a pack of the command line is of none."""
-        mine, theirs = set(self.bench.places()), set(self.cmp.places())
-        if None in (self.bench.world_size, self.cmp.world_size) or not mine or not theirs or mine == theirs or self.only is not None:
+        golden_ranks, target_ranks = set(self.bench.places()), set(self.cmp.places())
+        if (
+            None in (self.bench.world_size, self.cmp.world_size)
+            or not golden_ranks
+            or not target_ranks
+            or golden_ranks == target_ranks
+            or self.only is not None
+        ):
             return
         if self.other_ranks:
             self.out.notes.append(
@@ -236,12 +254,12 @@ class _Work:
                     "the run has {0} ranks, the golden one {1}; ranks {2} are compared",
                     self.cmp.world_size,
                     self.bench.world_size,
-                    format_ranges(mine & theirs),
+                    format_ranges(golden_ranks & target_ranks),
                 )
             )
             return
         sheet = self.out.sheets.setdefault(difference.SYSTEM, Sheet(difference.SYSTEM))
-        for side, ranks in (("bench", mine - theirs), ("cmp", theirs - mine)):
+        for side, ranks in (("bench", golden_ranks - target_ranks), ("cmp", target_ranks - golden_ranks)):
             if ranks:
                 names = ("rank", "") if side == "bench" else ("", "rank")
                 why = Sentence("only the {0} pack has anything of these ranks", SIDES[side])
@@ -261,10 +279,10 @@ def _for_every_rank(script: dict[int, PackSettings], run: PackSide) -> tuple[dic
     ranks: dict[int, PackSettings] = {}
     for rank, side in run.settings(DYNAMIC_FILE, True).items():
         program = programs.get(rank, {})
-        at = id(side), repr(program.get("arguments"))
-        if at not in known:
-            known[at] = with_arguments(side, program)
-        ranks[rank] = known[at]
+        key = id(side), repr(program.get("arguments"))
+        if key not in known:
+            known[key] = with_arguments(side, program)
+        ranks[rank] = known[key]
     return dict.fromkeys(ranks, script[NO_RANK]), ranks
 
 
@@ -319,12 +337,12 @@ def verify(
         return compare_packs(first, read_pack(pack))
     with tempfile.TemporaryDirectory(prefix="msprobe_verify_") as place:
         now, notes = collect(paths, Path(place) / "now.zip", arguments, added=added, key=key)
-        found = compare_packs(first, read_pack(now), only=STARTED)
-        found.cmp = "now"
-        found.sides["cmp"] = {**found.sides.get("cmp", {}), "path": "this environment, now"}
+        comparison = compare_packs(first, read_pack(now), only=STARTED)
+        comparison.cmp = "now"
+        comparison.sides["cmp"] = {**comparison.sides.get("cmp", {}), "path": "this environment, now"}
     side = PackSide(first)
     for name in (difference.DATASET, difference.WEIGHTS, difference.RANDOM):
         if side.has(name):
-            found.not_compared[name] = f"{name} of the good pack: there are none before the training runs"
-    found.notes += notes
-    return found
+            comparison.not_compared[name] = f"{name} of the good pack: there are none before the training runs"
+    comparison.notes += notes
+    return comparison

@@ -37,32 +37,32 @@ def compare_random(
         calls: rank to our entry of both sides, empty where a pack has none: arguments, seeds and states of the generators.
     """
     sheet = Sheet(RANDOM)
-    found: list[tuple[tuple[int, ...], Difference]] = []
+    by_rank: list[tuple[tuple[int, ...], Difference]] = []
     both = sorted(set(bench) & set(cmp))
     for rank in both:
-        ours = tuple(side.get(rank) or {} for side in calls)
-        arguments = _seeds(ours[0]), _seeds(ours[1])
-        mine: list[Difference] = []
+        own_entries = tuple(side.get(rank) or {} for side in calls)
+        arguments = _seeds(own_entries[0]), _seeds(own_entries[1])
+        differences: list[Difference] = []
         for function in sorted(set(bench[rank]) | set(cmp[rank])):
-            for row, one in _function(function, rank, bench[rank].get(function, ()), cmp[rank].get(function, ()), arguments):
+            for row, deviation in _function(function, rank, bench[rank].get(function, ()), cmp[rank].get(function, ()), arguments):
                 sheet.rows.append(row)
                 sheet.compared += 1
-                if one is not None:
-                    mine.append(one)
-        found += [((rank,), one) for one in _attach_causes(mine, _states(ours[0], ours[1]))]
-    sheet.differences = merge_ranks(found, tuple(both))
+                if deviation is not None:
+                    differences.append(deviation)
+        by_rank += [((rank,), deviation) for deviation in _attach_causes(differences, _states(own_entries[0], own_entries[1]))]
+    sheet.differences = merge_ranks(by_rank, tuple(both))
     return sheet
 
 
 def _function(
-    name: str, rank: int, mine: Sequence[Any], theirs: Sequence[Any], seeds: tuple[Arguments, Arguments]
+    name: str, rank: int, golden_calls: Sequence[Any], target_calls: Sequence[Any], seeds: tuple[Arguments, Arguments]
 ) -> list[tuple[dict[str, Any], Difference | None]]:
     """A row for every place a function is called from."""
     out = []
-    for a, b in match_calls([_call(one) for one in mine], [_call(one) for one in theirs]):
-        counts = (a[1] if a else 0), (b[1] if b else 0)
-        stacks = ["\n".join(one[2]) if one else NO_MATCH for one in (a, b)]
-        one = _difference(name, a, b, seeds)
+    for golden_call, target_call in match_calls([_call(one) for one in golden_calls], [_call(one) for one in target_calls]):
+        counts = (golden_call[1] if golden_call else 0), (target_call[1] if target_call else 0)
+        stacks = ["\n".join(one[2]) if one else NO_MATCH for one in (golden_call, target_call)]
+        one = _difference(name, golden_call, target_call, seeds)
         row = {
             "op": name,
             "rank": rank,
@@ -93,28 +93,30 @@ def _frame(line: str) -> tuple[str, str, str]:
     return m["file"].replace("\\", "/").rpartition("/")[2], m["function"], " ".join(m["code"].split())
 
 
-def match_calls(mine: list[Call], theirs: list[Call]) -> list[tuple[Call | None, Call | None]]:
+def match_calls(golden_calls: list[Call], target_calls: list[Call]) -> list[tuple[Call | None, Call | None]]:
     """Pairs of calls from the same place: first those whose stacks are equal, then those in the same functions with another line of
     code. Calls of the same stack are one, their counts added."""
-    a, b = _sum_equal_stacks(mine), _sum_equal_stacks(theirs)
-    out: list[tuple[Call | None, Call | None]] = [(a.pop(stack), b.pop(stack)) for stack in list(a) if stack in b]
+    golden_stacks, target_stacks = _sum_equal_stacks(golden_calls), _sum_equal_stacks(target_calls)
+    out: list[tuple[Call | None, Call | None]] = [
+        (golden_stacks.pop(stack), target_stacks.pop(stack)) for stack in list(golden_stacks) if stack in target_stacks
+    ]
     for rough in (_functions, _last_function):
         left: dict[Any, list[Stack]] = {}
-        for stack in b:
+        for stack in target_stacks:
             left.setdefault(rough(stack), []).append(stack)
-        for stack in list(a):
+        for stack in list(golden_stacks):
             near = left.get(rough(stack))
             if near:
-                out.append((a.pop(stack), b.pop(near.pop(0))))
-    return [*out, *((one, None) for one in a.values()), *((None, one) for one in b.values())]
+                out.append((golden_stacks.pop(stack), target_stacks.pop(near.pop(0))))
+    return [*out, *((one, None) for one in golden_stacks.values()), *((None, one) for one in target_stacks.values())]
 
 
 def _sum_equal_stacks(calls: list[Call]) -> dict[Stack, Call]:
-    found: dict[Stack, Call] = {}
+    sums: dict[Stack, Call] = {}
     for stack, count, lines in calls:
-        before = found.get(stack)
-        found[stack] = (stack, count + before[1], before[2]) if before else (stack, count, lines)
-    return found
+        before = sums.get(stack)
+        sums[stack] = (stack, count + before[1], before[2]) if before else (stack, count, lines)
+    return sums
 
 
 def _functions(stack: Stack) -> Any:
@@ -125,27 +127,29 @@ def _last_function(stack: Stack) -> Any:
     return stack[-1] if stack else ()
 
 
-def _difference(name: str, a: Call | None, b: Call | None, seeds: tuple[Arguments, Arguments]) -> Difference | None:
+def _difference(name: str, golden: Call | None, target: Call | None, seeds: tuple[Arguments, Arguments]) -> Difference | None:
     seeding = _SEED.search(name) is not None
-    if a is None or b is None:
-        only, side = (a, "bench") if b is None else (b, "cmp")
+    if golden is None or target is None:
+        only, side = (golden, "bench") if target is None else (target, "cmp")
         assert only is not None
         why = Sentence("called on the {0} side only, at {1}; {2}", SIDES[side], _where(only), _SEEDED if seeding else _COUNT)
-        names = (name, "") if b is None else ("", name)
-        counts = (_times(only), "") if b is None else ("", _times(only))
+        names = (name, "") if target is None else ("", name)
+        counts = (_times(only), "") if target is None else ("", _times(only))
         return Difference(RANDOM, *names, *counts, CHANGES if seeding else MAY, why, level=ERROR)
-    given = tuple(side.get((name, _base(_where(call)))) for side, call in zip(seeds, (a, b)))
-    code = tuple(call[0][-1][2] if call[0] else "" for call in (a, b))
+    given = tuple(side.get((name, _base(_where(call)))) for side, call in zip(seeds, (golden, target)))
+    code = tuple(call[0][-1][2] if call[0] else "" for call in (golden, target))
     if seeding and None not in given and given[0] != given[1]:
-        return Difference(RANDOM, name, name, short(str(given[0])), short(str(given[1])), CHANGES, f"{_SEEDED}; {_where(b)}", level=ERROR)
+        return Difference(
+            RANDOM, name, name, short(str(given[0])), short(str(given[1])), CHANGES, f"{_SEEDED}; {_where(target)}", level=ERROR
+        )
     if code[0] != code[1] and (None in given or given[0] != given[1]):
         severity, verdict = (CHANGES, ERROR) if seeding else (MAY, WARNING)
-        why = Sentence("the line that calls it is another one, so what is drawn may be; {0}", _where(b))
+        why = Sentence("the line that calls it is another one, so what is drawn may be; {0}", _where(target))
         return Difference(RANDOM, name, name, short(code[0]), short(code[1]), severity, why, level=verdict)
-    if a[1] != b[1]:
-        return Difference(RANDOM, name, name, _times(a), _times(b), MAY, f"{_COUNT}; {_where(b)}", level=ERROR)
+    if golden[1] != target[1]:
+        return Difference(RANDOM, name, name, _times(golden), _times(target), MAY, f"{_COUNT}; {_where(target)}", level=ERROR)
     if None not in given and given[0] != given[1]:
-        why = Sentence("it is called with other arguments, so other numbers are drawn; {0}", _where(b))
+        why = Sentence("it is called with other arguments, so other numbers are drawn; {0}", _where(target))
         return Difference(RANDOM, name, name, short(str(given[0])), short(str(given[1])), MAY, why, level=WARNING)
     return None
 
@@ -166,12 +170,12 @@ def _base(where: str) -> str:
 
 def _seeds(entry: Mapping[str, Any]) -> Arguments:
     """(function, place) to the arguments a function was called with there; of seeding functions those of all calls."""
-    found: dict[tuple[str, str], Any] = {}
+    seeds: dict[tuple[str, str], Any] = {}
     calls = entry.get("calls")
-    for one in calls if isinstance(calls, list) else ():
-        if isinstance(one, Mapping) and "where" in one:
-            found.setdefault((str(one.get("name")), _base(str(one["where"]))), one.get("seeds") or one.get("arguments"))
-    return found
+    for call in calls if isinstance(calls, list) else ():
+        if isinstance(call, Mapping) and "where" in call:
+            seeds.setdefault((str(call.get("name")), _base(str(call["where"]))), call.get("seeds") or call.get("arguments"))
+    return seeds
 
 
 def _attach_causes(calls: list[Difference], states: list[Difference]) -> list[Difference]:
@@ -186,22 +190,24 @@ def _attach_causes(calls: list[Difference], states: list[Difference]) -> list[Di
     return [*causes, *inside, *states]
 
 
-def _states(a: Mapping[str, Any], b: Mapping[str, Any]) -> list[Difference]:
+def _states(golden: Mapping[str, Any], target: Mapping[str, Any]) -> list[Difference]:
     """Generators whose state is another one at the same point; only the first such point of each says where it began."""
     out: list[Difference] = []
-    mine, theirs = a.get("states"), b.get("states")
-    if not (isinstance(mine, Mapping) and isinstance(theirs, Mapping)):
+    golden_states, target_states = golden.get("states"), target.get("states")
+    if not (isinstance(golden_states, Mapping) and isinstance(target_states, Mapping)):
         return out
     seen: dict[str, list[str]] = {}
-    both = [str(point) for point in mine if isinstance(mine[point], Mapping) and isinstance(theirs.get(point), Mapping)]
+    both = [
+        str(point) for point in golden_states if isinstance(golden_states[point], Mapping) and isinstance(target_states.get(point), Mapping)
+    ]
     for point in both:
-        for name in sorted(set(mine[point]) & set(theirs[point])):
-            if mine[point][name] != theirs[point][name]:
+        for name in sorted(set(golden_states[point]) & set(target_states[point])):
+            if golden_states[point][name] != target_states[point][name]:
                 seen.setdefault(name, []).append(str(point))
     for name, points in seen.items():
         earlier = both[: both.index(points[0])]
-        equal = [point for point in earlier if name in mine[point] and name in theirs[point]]
-        untouched = [point for point in earlier if name not in mine[point] and name not in theirs[point]]
+        equal = [point for point in earlier if name in golden_states[point] and name in target_states[point]]
+        untouched = [point for point in earlier if name not in golden_states[point] and name not in target_states[point]]
         if equal:
             since = f"equal {equal[-1]}, another one {points[0]}"
         elif untouched:  # a stream is recorded when it has left the state that the system's entropy gave it

@@ -54,13 +54,15 @@ _OF_PLACE = re.compile(
 def compare_system(bench: Mapping[int, Mapping[str, Any]], cmp: Mapping[int, Mapping[str, Any]]) -> Sheet:
     """Compare rank by rank."""
     sheet = Sheet(SYSTEM)
-    found: list[tuple[tuple[int, ...], Difference]] = []
-    for ranks, mine, theirs in difference.pairs(bench, cmp, facts):
-        both = {name for name in mine if mine[name] and name in theirs and theirs[name]}  # a part that was not collected says nothing
-        a, b = (facts({name: side[name] for name in side if name in both}) for side in (mine, theirs))
-        sheet.compared = max(sheet.compared, len(set(a) | set(b)))
-        found += [(ranks, one) for one in _differences(a, b)]
-    sheet.differences = merge_ranks(found, tuple(set(bench) & set(cmp)))
+    differences: list[tuple[tuple[int, ...], Difference]] = []
+    for ranks, golden_facts, target_facts in difference.pairs(bench, cmp, facts):
+        both = {
+            name for name in golden_facts if golden_facts[name] and name in target_facts and target_facts[name]
+        }  # a part that was not collected says nothing
+        golden, target = (facts({name: side[name] for name in side if name in both}) for side in (golden_facts, target_facts))
+        sheet.compared = max(sheet.compared, len(set(golden) | set(target)))
+        differences += [(ranks, fact_difference) for fact_difference in _differences(golden, target)]
+    sheet.differences = merge_ranks(differences, tuple(set(bench) & set(cmp)))
     return sheet
 
 
@@ -77,15 +79,17 @@ def _flat(name: str, value: Any, depth: int) -> Iterator[tuple[str, Any]]:
         yield name, masking.mask_setting(name, value)
 
 
-def _differences(a: Mapping[str, Any], b: Mapping[str, Any]) -> Iterator[Difference]:
-    for name in sorted(set(a) | set(b)):
-        x, y = a.get(name), b.get(name)
-        if normalize.same(normalize.plain(x), normalize.plain(y)):
+def _differences(golden: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[Difference]:
+    for name in sorted(set(golden) | set(target)):
+        golden_value, target_value = golden.get(name), target.get(name)
+        if normalize.same(normalize.plain(golden_value), normalize.plain(target_value)):
             continue
         severity, why = classify_fact(name)
-        if (name in a) != (name in b) and severity != HARMLESS:
-            severity, why = MAY, Sentence("{0}; the {1} side does not say it", why, SIDES["cmp" if name in a else "bench"])
-        yield Difference(SYSTEM, name, name, _format_fact(name in a, x), _format_fact(name in b, y), severity, why)
+        if (name in golden) != (name in target) and severity != HARMLESS:
+            severity, why = MAY, Sentence("{0}; the {1} side does not say it", why, SIDES["cmp" if name in golden else "bench"])
+        yield Difference(
+            SYSTEM, name, name, _format_fact(name in golden, golden_value), _format_fact(name in target, target_value), severity, why
+        )
 
 
 def classify_fact(name: str) -> tuple[str, str]:

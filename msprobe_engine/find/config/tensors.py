@@ -81,7 +81,7 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
     work = _Comparison(WEIGHTS, "weight_name", bench, cmp, other_ranks, other_cut)
     sheet = work.run()
     first = min((step for step, _ in bench.places & cmp.places), default=0)
-    found: list[tuple[tuple[int, ...], Difference]] = []
+    by_rank: list[tuple[tuple[int, ...], Difference]] = []
     later: Counter[str] = Counter()
     since = math.inf
     for (name, rank), seen in work.unequal.items():
@@ -90,10 +90,15 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
             later[name] += 1
             since = min(since, steps[0])
             continue
-        mine, theirs = seen[steps[0]]
-        why, severity = _why_weights(mine, theirs, other_cut)
-        found.append(((rank,), Difference(WEIGHTS, name, name, _text(mine), _text(theirs), severity, why, steps=tuple(steps), level=ERROR)))
-    sheet.differences += merge_ranks(found, work.everyone)
+        golden_tensor, target_tensor = seen[steps[0]]
+        why, severity = _why_weights(golden_tensor, target_tensor, other_cut)
+        by_rank.append(
+            (
+                (rank,),
+                Difference(WEIGHTS, name, name, _text(golden_tensor), _text(target_tensor), severity, why, steps=tuple(steps), level=ERROR),
+            )
+        )
+    sheet.differences += merge_ranks(by_rank, work.everyone)
     if later:
         names = f"{len(later)} tensors: {', '.join(sorted(later)[:MOST_NAMES])}{', ...' if len(later) > MOST_NAMES else ''}"
         why = Sentence("they are equal at step {0} and other ones from step {1} on: another input or update before it", first, int(since))
@@ -116,17 +121,19 @@ def compare_dataset(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False) 
     moved = _same_samples(bench, cmp) if work.unequal or other_ranks else {}
     by_why: dict[tuple[str, int, str, str], dict[int, tuple[Any, Any]]] = {}
     for (tag, rank), seen in work.unequal.items():
-        for step, (mine, theirs) in seen.items():
+        for step, (golden_tensor, target_tensor) in seen.items():
             if tag in moved:
                 continue
-            severity, why = _why_samples(mine, theirs)
-            by_why.setdefault((tag, rank, severity, why), {})[step] = (mine, theirs)
-    found = []
+            severity, why = _why_samples(golden_tensor, target_tensor)
+            by_why.setdefault((tag, rank, severity, why), {})[step] = (golden_tensor, target_tensor)
+    by_rank = []
     for (tag, rank, severity, why), seen in by_why.items():
-        mine, theirs = seen[min(seen)]
-        one = Difference(DATASET, tag, tag, _text(mine), _text(theirs), severity, why, steps=tuple(sorted(seen)), level=ERROR)
-        found.append(((rank,), one))
-    sheet.differences += merge_ranks(found, work.everyone)
+        golden_tensor, target_tensor = seen[min(seen)]
+        sample_difference = Difference(
+            DATASET, tag, tag, _text(golden_tensor), _text(target_tensor), severity, why, steps=tuple(sorted(seen)), level=ERROR
+        )
+        by_rank.append(((rank,), sample_difference))
+    sheet.differences += merge_ranks(by_rank, work.everyone)
     for tag, why in moved.items():
         sheet.differences.append(Difference(DATASET, tag, tag, "", "", MAY, why))
     return sheet
@@ -180,29 +187,29 @@ class _Comparison:
 
     def _place(self, place: Place, one_sided: dict[tuple[str, str], dict[str, set[int]]]) -> None:
         step, rank = place
-        a, b = self.bench.at(place, self.digests), self.cmp.at(place, self.digests)
+        golden, target = self.bench.at(place, self.digests), self.cmp.at(place, self.digests)
         if self.sheet.name == WEIGHTS:
-            b = named_alike(a, b)
-        for name in sorted(a.keys() | b.keys()):
+            target = named_alike(golden, target)
+        for name in sorted(golden.keys() | target.keys()):
             self.sheet.compared += 1
-            if name not in a or name not in b:
-                side = "bench" if name in a else "cmp"
-                self._row(place, name, HAS_BENCH if name in a else HAS_CMP, None, None)
-                at = one_sided.setdefault((name, side), {"steps": set(), "ranks": set()})
-                at["steps"].add(step)
-                at["ranks"].add(rank)
+            if name not in golden or name not in target:
+                side = "bench" if name in golden else "cmp"
+                self._row(place, name, HAS_BENCH if name in golden else HAS_CMP, None, None)
+                where_seen = one_sided.setdefault((name, side), {"steps": set(), "ranks": set()})
+                where_seen["steps"].add(step)
+                where_seen["ranks"].add(rank)
                 continue
             self.shared = True
-            if not comparable(a[name], b[name]):
+            if not comparable(golden[name], target[name]):
                 self.hidden.add(name)
                 continue
-            if self.digests and bool(a[name].get("digest")) != bool(b[name].get("digest")):
+            if self.digests and bool(golden[name].get("digest")) != bool(target[name].get("digest")):
                 self.undigested.add(name)
-            equal = same_tensor(a[name], b[name])
+            equal = same_tensor(golden[name], target[name])
             if not equal:
-                self.unequal.setdefault((name, rank), {})[step] = (a[name], b[name])
-            if not equal or ("value" not in a[name] and len(self.sheet.rows) < MOST_EQUAL_ROWS):
-                self._row(place, name, equal, a[name], b[name])
+                self.unequal.setdefault((name, rank), {})[step] = (golden[name], target[name])
+            if not equal or ("value" not in golden[name] and len(self.sheet.rows) < MOST_EQUAL_ROWS):
+                self._row(place, name, equal, golden[name], target[name])
 
     def _add_missing_place(self, place: Place) -> None:
         """A step of a rank that one side has alone: every name a row, as the existing tool has it."""
@@ -233,10 +240,10 @@ class _Comparison:
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=shown, steps=tuple(sorted(steps)), level=ERROR)
                 )
 
-    def _row(self, place: Place, name: str, equal: bool | str, a: Mapping[str, Any] | None, b: Mapping[str, Any] | None) -> None:
+    def _row(self, place: Place, name: str, equal: bool | str, golden: Mapping[str, Any] | None, target: Mapping[str, Any] | None) -> None:
         row: dict[str, Any] = {"step": place[0], "rank": place[1], self.column: name, "equal": equal}
         for key in STATISTICS:
-            row[f"{key}_relative_diff"] = None if a is None or b is None else relative(a.get(key), b.get(key))
+            row[f"{key}_relative_diff"] = None if golden is None or target is None else relative(golden.get(key), target.get(key))
         self.sheet.rows.append(row)
 
 
@@ -258,26 +265,26 @@ def _strip_wrappers(name: str) -> str:
     return ".".join(parts)
 
 
-def comparable(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+def comparable(golden: Mapping[str, Any], target: Mapping[str, Any]) -> bool:
     """Can two records tell whether they are of the same values? Those of redacted ones with digests that one key has made."""
-    if REDACTED not in a and REDACTED not in b:
+    if REDACTED not in golden and REDACTED not in target:
         return True
-    return bool(a.get(REDACTED) == b.get(REDACTED) != NO_KEY and a.get("digest") and b.get("digest"))
+    return bool(golden.get(REDACTED) == target.get(REDACTED) != NO_KEY and golden.get("digest") and target.get("digest"))
 
 
-def same_tensor(a: Mapping[str, Any], b: Mapping[str, Any]) -> bool:
+def same_tensor(golden: Mapping[str, Any], target: Mapping[str, Any]) -> bool:
     """Equal bits, shape and type; without digests on both sides equal statistics."""
-    if "value" in a or "value" in b or "class" in a or "class" in b:
-        return bool(a.get("value") == b.get("value") and a.get("class") == b.get("class"))
-    if a.get("digest") and b.get("digest"):
-        return all(a.get(key) == b.get(key) for key in ("digest", "shape", "dtype"))
-    if any(key in a and key in b and a[key] != b[key] for key in ("shape", "dtype")):
+    if "value" in golden or "value" in target or "class" in golden or "class" in target:
+        return bool(golden.get("value") == target.get("value") and golden.get("class") == target.get("class"))
+    if golden.get("digest") and target.get("digest"):
+        return all(golden.get(key) == target.get(key) for key in ("digest", "shape", "dtype"))
+    if any(key in golden and key in target and golden[key] != target[key] for key in ("shape", "dtype")):
         return False
-    return all(_same_number(a.get(key), b.get(key)) for key in STATISTICS)
+    return all(_same_number(golden.get(key), target.get(key)) for key in STATISTICS)
 
 
-def _same_number(x: Any, y: Any) -> bool:
-    return x == y or (isinstance(x, float) and isinstance(y, float) and math.isnan(x) and math.isnan(y))
+def _same_number(golden: Any, target: Any) -> bool:
+    return golden == target or (isinstance(golden, float) and isinstance(target, float) and math.isnan(golden) and math.isnan(target))
 
 
 def relative(a: Any, b: Any) -> float | None:
@@ -287,56 +294,64 @@ def relative(a: Any, b: Any) -> float | None:
     return float(abs(a - b) / a)
 
 
-def _why_weights(a: Mapping[str, Any], b: Mapping[str, Any], other_cut: bool) -> tuple[str, str]:
-    if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
-        if other_cut or a.get("placements") != b.get("placements"):
+def _why_weights(golden: Mapping[str, Any], target: Mapping[str, Any], other_cut: bool) -> tuple[str, str]:
+    if golden.get("shape") != target.get("shape") and "shape" in golden and "shape" in target:
+        if other_cut or golden.get("placements") != target.get("placements"):
             return Sentence("it has another shape on this rank, and the runs deal the model out to their ranks in other ways"), MAY
         return Sentence("it has another shape: another model, or another cut by tensor parallelism"), CHANGES
-    if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
-        return Sentence("it is kept in {0}, golden {1}", *(str(one["dtype"]).removeprefix("torch.") for one in (b, a))), CHANGES
-    if a.get("digest") and b.get("digest") and all(key in a and key in b and _same_number(a[key], b[key]) for key in STATISTICS):
+    if golden.get("dtype") != target.get("dtype") and "dtype" in golden and "dtype" in target:
+        return Sentence("it is kept in {0}, golden {1}", *(str(one["dtype"]).removeprefix("torch.") for one in (target, golden))), CHANGES
+    if (
+        golden.get("digest")
+        and target.get("digest")
+        and all(key in golden and key in target and _same_number(golden[key], target[key]) for key in STATISTICS)
+    ):
         return Sentence("its bits differ, though max, min, mean and norm agree: few elements, or the same ones in another order"), CHANGES
     return Sentence("the training begins with other numbers in it"), CHANGES
 
 
-def _why_samples(a: Mapping[str, Any], b: Mapping[str, Any]) -> tuple[str, str]:
-    if "value" in a or "value" in b or "class" in a or "class" in b:
+def _why_samples(golden: Mapping[str, Any], target: Mapping[str, Any]) -> tuple[str, str]:
+    if "value" in golden or "value" in target or "class" in golden or "class" in target:
         return CHANGES, Sentence("the model is called with another value")
-    if a.get("shape") != b.get("shape") and "shape" in a and "shape" in b:
+    if golden.get("shape") != target.get("shape") and "shape" in golden and "shape" in target:
         return CHANGES, Sentence("it has another shape")
-    if a.get("dtype") != b.get("dtype") and "dtype" in a and "dtype" in b:
+    if golden.get("dtype") != target.get("dtype") and "dtype" in golden and "dtype" in target:
         return CHANGES, Sentence("it has another data type")
-    x, y = a.get("samples") or [], b.get("samples") or []
-    if x and len(x) == len(y) and None not in x and None not in y:
-        if Counter(x) == Counter(y):
-            at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
-            return MAY, Sentence("the same samples in another order (index {0})", some(at))
-        at = [str(i) for i, (p, q) in enumerate(zip(x, y)) if p != q]
-        return CHANGES, Sentence("{0} of {1} samples are others (index {2})", len(at), len(x), some(at))
+    golden_samples, target_samples = golden.get("samples") or [], target.get("samples") or []
+    if golden_samples and len(golden_samples) == len(target_samples) and None not in golden_samples and None not in target_samples:
+        if Counter(golden_samples) == Counter(target_samples):
+            indices = [str(i) for i, (p, q) in enumerate(zip(golden_samples, target_samples)) if p != q]
+            return MAY, Sentence("the same samples in another order (index {0})", some(indices))
+        indices = [str(i) for i, (p, q) in enumerate(zip(golden_samples, target_samples)) if p != q]
+        return CHANGES, Sentence("{0} of {1} samples are others (index {2})", len(indices), len(golden_samples), some(indices))
     return CHANGES, Sentence("the model sees other samples")
 
 
 def _same_samples(bench: Tensors, cmp: Tensors) -> dict[str, str]:
     """Tags whose samples are the same on both sides over all steps and ranks, and lie at other steps, ranks or micro batches."""
-    mine, theirs = _samples(bench), _samples(cmp)
-    found = {}
-    for tag in mine.keys() & theirs.keys():
-        x, y = mine[tag], theirs[tag]
-        a, b = ([one for samples in side.values() for one in samples] for side in (x, y))
-        if None in a or Counter(a) != Counter(b) or {k: Counter(v) for k, v in x.items()} == {k: Counter(v) for k, v in y.items()}:
+    golden_samples, target_samples = _samples(bench), _samples(cmp)
+    moved = {}
+    for tag in golden_samples.keys() & target_samples.keys():
+        golden_by_place, target_by_place = golden_samples[tag], target_samples[tag]
+        golden_flat, target_flat = ([one for samples in side.values() for one in samples] for side in (golden_by_place, target_by_place))
+        if (
+            None in golden_flat
+            or Counter(golden_flat) != Counter(target_flat)
+            or {k: Counter(v) for k, v in golden_by_place.items()} == {k: Counter(v) for k, v in target_by_place.items()}
+        ):
             continue
-        order = "cut into other micro batches" if a == b else "at other ranks or steps"
-        found[tag] = f"the same {len(a)} samples, {order}; sums over a batch round in another way"
-    return found
+        order = "cut into other micro batches" if golden_flat == target_flat else "at other ranks or steps"
+        moved[tag] = f"the same {len(golden_flat)} samples, {order}; sums over a batch round in another way"
+    return moved
 
 
 def _samples(side: Tensors) -> dict[str, dict[Place, list[Any]]]:
-    found: dict[str, dict[Place, list[Any]]] = {}
+    samples_by_tag: dict[str, dict[Place, list[Any]]] = {}
     for place in sorted(side.ours):
-        for tag, one in side.ours[place].items():
-            if isinstance(one, Mapping) and one.get("samples"):
-                found.setdefault(tag, {})[place] = list(one["samples"])
-    return found
+        for tag, entry in side.ours[place].items():
+            if isinstance(entry, Mapping) and entry.get("samples"):
+                samples_by_tag.setdefault(tag, {})[place] = list(entry["samples"])
+    return samples_by_tag
 
 
 def _text(one: Mapping[str, Any]) -> str:

@@ -55,30 +55,32 @@ def restrict_to_common(target: Sides, golden: Sides, evidence: list[str]) -> tup
     return target, golden
 
 
-def are_unrelated(found: Divergence, diagnosis: Diagnosis) -> bool:
+def are_unrelated(divergence: Divergence, diagnosis: Diagnosis) -> bool:
     """The runs are of different programs: most calls have no partner, and what has one differs. Says so in the evidence, and how much
     differs."""
-    matched = sum(len(structure.pairs) for structure in found.structures.values())
-    ours, theirs = (sum(len(side.ops) for side in sides) for sides in zip(*((w.side, w.golden.side) for w in found.walkers.values())))
-    if _FEWEST * matched >= min(ours, theirs):
+    matched = sum(len(structure.pairs) for structure in divergence.structures.values())
+    target_records, golden_records = (
+        sum(len(side.ops) for side in sides) for sides in zip(*((w.side, w.golden.side) for w in divergence.walkers.values()))
+    )
+    if _FEWEST * matched >= min(target_records, golden_records):
         return False
-    diagnosis.differences = sum(walk.differing for walk in found.walks.values()) or len(found.origins)
+    diagnosis.differences = sum(walk.differing for walk in divergence.walks.values()) or len(divergence.origins)
     diagnosis.evidence.append(
         Sentence(
             "Only {0} of {1} records have a partner among the {2} of the golden run, and {3} of them differ. Are they "
             "dumps of the same training?",
             f"{matched:,}",
-            f"{ours:,}",
-            f"{theirs:,}",
+            f"{target_records:,}",
+            f"{golden_records:,}",
             f"{diagnosis.differences:,}",
         )
     )
     return True
 
 
-def count_not_compared(found: Divergence) -> int:
+def count_not_compared(divergence: Divergence) -> int:
     """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
-    return sum(found.of_each(_count_not_finite).values())
+    return sum(divergence.of_each(_count_not_finite).values())
 
 
 def _count_not_finite(walker: DifferenceWalk) -> int:
@@ -86,7 +88,7 @@ def _count_not_finite(walker: DifferenceWalk) -> int:
     return int((m.bad_target & m.bad_golden & ~m.known).sum())
 
 
-def say_one_sided(found: Divergence) -> bool:
+def say_one_sided(divergence: Divergence) -> bool:
     """Say on the sides of a step what of matched records only one side has, or what one of them cannot have; those of wholes, which are
     made of many, are not counted.
 
@@ -94,8 +96,8 @@ def say_one_sided(found: Divergence) -> bool:
         whether there is something.
     """
     said = False
-    for rank, walker in found.different().walkers.items():
-        if rank in found.wholes:
+    for rank, walker in divergence.different().walkers.items():
+        if rank in divergence.wholes:
             continue
         sides = walker.side, walker.golden.side
         alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
@@ -120,12 +122,12 @@ def _of(sides: Sides, key: str) -> str:
 
 def _families(target: Sides, golden: Sides) -> tuple[Sides, Sides]:
     kinds = [{rank: [_family(name) for name in side.ops] for rank, side in sides.items()} for sides in (target, golden)]
-    common = set.intersection(*({kind for found in one.values() for kind in found} for one in kinds))
+    common = set.intersection(*({kind for of_rank in of_side.values() for kind in of_rank} for of_side in kinds))
     if not common:
         return target, golden
     cut = [
-        {rank: subset(side, (op for op, kind in enumerate(one[rank]) if kind in common)) for rank, side in sides.items()}
-        for sides, one in zip((target, golden), kinds)
+        {rank: subset(side, (op for op, kind in enumerate(of_side[rank]) if kind in common)) for rank, side in sides.items()}
+        for sides, of_side in zip((target, golden), kinds)
     ]
     return cut[0], cut[1]
 

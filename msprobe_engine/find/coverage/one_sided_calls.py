@@ -23,11 +23,11 @@ from msprobe_engine.measure.distances import Floats
 from msprobe_engine.measure.factorize import firsts
 
 
-def add_one_sided_calls(found: Diagnosis, divergence: Divergence) -> bool:
+def add_one_sided_calls(diagnosis: Diagnosis, divergence: Divergence) -> bool:
     """Calls of one side alone, and their order; returns True where some of these calls may change something that no number shows."""
     counts = False
-    _note_order(found, divergence)
-    two_frameworks.add_coverage(found, divergence)
+    _note_order(diagnosis, divergence)
+    two_frameworks.add_coverage(diagnosis, divergence)
     divergence = divergence.different()
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
@@ -35,29 +35,29 @@ def add_one_sided_calls(found: Diagnosis, divergence: Divergence) -> bool:
         both = trees[0].has_modules == trees[1].has_modules  # else one side was compiled or dumped at another level
         alone: list[list[int]] = []
         for tree, other, records in ((*trees, structure.only_target), (*trees[::-1], structure.only_golden)):
-            told = dump_dialects.recorded_by_both(tree.side, other.side)
-            mine = (
+            recorded = dump_dialects.recorded_by_both(tree.side, other.side)
+            possible = (
                 op
                 for op in other_ways.select_possible_differences(tree, other, records)
-                if told[op] and (both or not names.is_module(tree.side.ops[op]))
+                if recorded[op] and (both or not names.is_module(tree.side.ops[op]))
             )
-            alone.append([] if rank in divergence.wholes else list(mine))  # another layout makes other calls around its collectives
+            alone.append([] if rank in divergence.wholes else list(possible))  # another layout makes other calls around its collectives
         same = _come_to_the_same(walker, alone) if all(alone) else (set(), set())
         alone = [[op for op in some if op not in known] for some, known in zip(alone, same)]
         pairs = structure.pairs
         partners = dict(pairs), {other: op for op, other in pairs}
         for word, tree, other, known_to, records, others in zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1]):
-            known = found.unmatched.setdefault(word, [])
+            known = diagnosis.unmatched.setdefault(word, [])
             open_to_view = other_ways.recorded_within(tree, other, known_to, records)
             counts = counts or len(open_to_view) > len(tree.kinds) // 2 or other_ways.change_something(tree, open_to_view, bool(others))
             counts = counts or _lacks_gradients(tree, open_to_view, known_to)
             known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
-        found.renamed.update(structure.renamed)
+        diagnosis.renamed.update(structure.renamed)
         if rank not in divergence.wholes:
             for word, places in zip(("target", "golden"), on_one_side(walker)):
                 counts = counts or any(not names.is_module(name) for name in places)
-                found.unmatched[word] += [name for name in places[:100] if name not in found.unmatched[word]]
-    renames.add_renames(found, divergence)
+                diagnosis.unmatched[word] += [name for name in places[:100] if name not in diagnosis.unmatched[word]]
+    renames.add_renames(diagnosis, divergence)
     return counts
 
 
@@ -70,17 +70,17 @@ def _come_to_the_same(walker: DifferenceWalk, alone: Sequence[Sequence[int]]) ->
         [(op, row) for op in some for row in tree.side.rows(op) if tree.side.role[row] == OUTPUT and isinstance(tree.side.shape[row], list)]
         for tree, some in zip(trees, behind)
     ]
-    found: tuple[set[int], set[int]] = set(), set()
+    without_difference: tuple[set[int], set[int]] = set(), set()
     if not all(given):
-        return found
-    for mine, theirs, tree, other, users, known in zip(given, given[::-1], trees, trees[::-1], walker.users, found):
-        numbers = other.side.stats[[row for _, row in theirs]]
-        without = {op for op, row in mine if not _is_among(tree.side.stats[row], tree.side.dtype[row], numbers)}
-        known.update({op for op, _ in mine} - without)
+        return without_difference
+    for own_rows, other_rows, tree, other, users, known in zip(given, given[::-1], trees, trees[::-1], walker.users, without_difference):
+        numbers = other.side.stats[[row for _, row in other_rows]]
+        without = {op for op, row in own_rows if not _is_among(tree.side.stats[row], tree.side.dtype[row], numbers)}
+        known.update({op for op, _ in own_rows} - without)
         for op in sorted(without, reverse=True):
             if users.get(op) and known.issuperset(users[op]):
                 known.add(op)
-    return found
+    return without_difference
 
 
 def _is_among(numbers: Floats, dtype: str | None, others: Floats) -> bool:
@@ -96,21 +96,21 @@ def _lacks_gradients(tree: Tree, records: Iterable[int], partners: Mapping[int, 
     return some and any(tree.kinds[op][0] == "parameters_grad" for op in partners)
 
 
-def _note_order(found: Diagnosis, divergence: Divergence) -> None:
+def _note_order(diagnosis: Diagnosis, divergence: Divergence) -> None:
     """Calls in another order are no difference of a number; of two frameworks and two recorders nobody expects one order. Ranks of one
     program have the same order, which is said once."""
     said: dict[tuple[str, ...], list[int]] = {}
-    for rank, what in divergence.of_each(_other_order).items():
-        if what is not None and rank not in divergence.wholes:
-            said.setdefault(what, []).append(rank)
-    for what, ranks in said.items():
+    for rank, order in divergence.of_each(_other_order).items():
+        if order is not None and rank not in divergence.wholes:
+            said.setdefault(order, []).append(rank)
+    for order, ranks in said.items():
         if len(ranks) == 1:
             template = "rank {0}: {1} records stand in another order than in the golden run, the first is {2}: record {3}, there {4}"
         else:
             template = "ranks {0}: {1} records stand in another order than in the golden run, the first is {2}: record {3}, there {4}"
-        sentence = Sentence(template, in_short(ranks), *what)
-        if sentence not in found.evidence:
-            found.evidence.append(sentence)
+        sentence = Sentence(template, in_short(ranks), *order)
+        if sentence not in diagnosis.evidence:
+            diagnosis.evidence.append(sentence)
 
 
 def _other_order(walker: DifferenceWalk) -> tuple[str, ...] | None:
@@ -128,24 +128,24 @@ def on_one_side(walker: DifferenceWalk) -> tuple[list[str], list[str]]:
     A place without a value (null) is there: the call returns None, or its recorder leaves the value out. Dumps of two tools are not asked,
     because each has its own rules of what it writes, nor those of two frameworks, whose functions give other things beside the result.
     """
-    found: tuple[list[str], list[str]] = [], []
+    one_sided: tuple[list[str], list[str]] = [], []
     sides = walker.side, walker.golden.side
     if dump_dialects.differ(*sides) or are_of_different_frameworks(*sides) or not walker.structure.pairs:
-        return found
+        return one_sided
     pairs = np.array(walker.structure.pairs, np.int64).reshape(-1, 2)
     counts = [np.diff(firsts(side))[pairs[:, k]] for k, side in enumerate(sides)]
     together = np.diff(np.array(walker.starts, np.int64))
-    for at in np.flatnonzero((counts[0] > together) | (counts[1] > together)).tolist():
-        paired = [set(rows) for rows in zip(*walker.rows[walker.starts[at] : walker.starts[at + 1]])] or [set(), set()]
+    for position in np.flatnonzero((counts[0] > together) | (counts[1] > together)).tolist():
+        paired = [set(rows) for rows in zip(*walker.rows[walker.starts[position] : walker.starts[position + 1]])] or [set(), set()]
         for k, side in enumerate(sides):
-            op = int(pairs[at, k])
-            if not counts[1 - k][at] and sides[1 - k].problems:
+            op = int(pairs[position, k])
+            if not counts[1 - k][position] and sides[1 - k].problems:
                 continue  # the other record was damaged and left out, which is said
             if not (side.ops[op].endswith(".forward") or ".forward." in side.ops[op]):
                 continue
             more = (row for row in side.rows(op) if side.role[row] == OUTPUT and side.dtype[row] is not None and row not in paired[k])
-            found[k].extend(side.name[row] for row in more)
-    return found
+            one_sided[k].extend(side.name[row] for row in more)
+    return one_sided
 
 
 def out_of_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
@@ -162,17 +162,17 @@ def out_of_order(pairs: Sequence[tuple[int, int]]) -> list[tuple[int, int]]:
     """Of each length: the place in `ordered` where an ascending row of so many ends earliest on the golden side, and there `lasts`."""
     lasts: list[int] = []
     before = [-1] * len(ordered)
-    for at, (_, other) in enumerate(ordered):
-        length = bisect_left(lasts, other)
+    for place, (_, golden_op) in enumerate(ordered):
+        length = bisect_left(lasts, golden_op)
         if length == len(lasts):
-            lasts.append(other)
-            ends.append(at)
+            lasts.append(golden_op)
+            ends.append(place)
         else:
-            lasts[length], ends[length] = other, at
-        before[at] = ends[length - 1] if length else -1
+            lasts[length], ends[length] = golden_op, place
+        before[place] = ends[length - 1] if length else -1
     kept = set()
-    at = ends[-1] if ends else -1
-    while at >= 0:
-        kept.add(at)
-        at = before[at]
-    return [pair for at, pair in enumerate(ordered) if at not in kept]
+    place = ends[-1] if ends else -1
+    while place >= 0:
+        kept.add(place)
+        place = before[place]
+    return [pair for place, pair in enumerate(ordered) if place not in kept]
