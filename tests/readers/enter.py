@@ -70,7 +70,7 @@ def _message(path: Path) -> None:
         target[:count] = data[at : at + count]
         at += count
         while True:
-            frames = list(reader.received(count))
+            frames = list(reader.parse_received(count))
             for frame in frames:
                 if isinstance(frame, Frame) and frame.kind is Kind.MESSAGE:
                     messages.parse_message(parse_header(frame.header), frame.payload)

@@ -180,7 +180,7 @@ def is_wrapper(plant: Plant) -> bool:
 
 
 _ENTRIES = (
-    *("guard", "safely", "_safely", "__call__", "_do"),
+    *("guard", "safely", "_safely", "__call__", "_run_job", "_submit_job"),
     *(
         "TrainingDetector._enters",
         "TrainingDetector._leaves",
@@ -190,16 +190,16 @@ _ENTRIES = (
     ),
     *("Capture._before_optimizer", "Capture._after_optimizer", "PlainSource._before", "PlainSource._after"),
     *(
-        "FunctionPatch._through",
         "Handles._notify_observers",
-        "Writer._run",
+        "SinkQueue._run",
         "StalledRule._watch",
-        "SignalShutdown._listen",
+        "SignalShutdown._wait_for_signals",
         "_guard_observer",
         "before_import",
     ),
     *("LoopObserver.close", "PlainObserver.close", "EngineObserver.close", "TorchProbe.close"),
-    *("._training_now", "._quietly", ".made", ".quietly", "._observer", ".shielded", "._leave", ".ours_off", "._with_ours", ".__getattr__"),
+    *("._training_now", "._quietly", ".get_observer", ".quietly", "._observer", ".shielded"),
+    *("._leave", ".ours_off", "._with_ours", ".__getattr__"),
     *("TrainingObserver.forward_backward", "TrainingObserver.iteration", "DeepSpeedCallback.on_setup", "DeepSpeedCallback.close"),
 )
 """What gives the guard, and what torch or a thread of a pool calls itself: the guard is in there, not around it."""
