@@ -156,8 +156,8 @@ class DeepSpeedSource:
         owner, name = (self._engine, "_take_model_step") if whole else (self._optimizer, "step")
         self._lasting.before(owner, name, lambda *_, **__: self._enter(watch))
         self._lasting.after(owner, name, lambda _: self._leave(watch))
-        ready = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.ready))
-        updated = self._lasting.guarded(lambda inner, *_: self._around(inner, watch.sample_updates))
+        ready = self._lasting.guard_hook(lambda inner, *_: self._around(inner, watch.ready))
+        updated = self._lasting.guard_hook(lambda inner, *_: self._around(inner, watch.sample_updates))
         for inner in self._shards.inners():
             if hasattr(inner, "register_step_pre_hook"):
                 self._lasting.on_undo(inner.register_step_pre_hook(ready).remove)
@@ -177,7 +177,7 @@ class DeepSpeedSource:
                 knows_sums = False  # a gradient before a reduction is a sum, or that of one micro batch
         if self._monitor.micro_batch_gradients or every_pass:
             for piece in self.pieces:
-                self._open.on_undo(piece.parameter.register_hook(self._open.guarded(self._local(piece, watch, every_pass))).remove)
+                self._open.on_undo(piece.parameter.register_hook(self._open.guard_hook(self._local(piece, watch, every_pass))).remove)
         if every_pass or not knows_sums or not self._monitor.unreduced_gradients:
             return
         if isinstance(self._shards, ZeroShards):

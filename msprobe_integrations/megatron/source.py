@@ -139,7 +139,7 @@ class MegatronSource:
                 self._open.before(group, "start_grad_sync", functools.partial(self._sample_accumulated, watch, group, pieces))
         if self._monitor.micro_batch_gradients:
             for piece in self.pieces:
-                hook = self._open.guarded(self._local(piece, watch))
+                hook = self._open.guard_hook(self._local(piece, watch))
                 self._open.on_undo(piece.parameter.register_post_accumulate_grad_hook(hook).remove)
 
     def _groups(self) -> list[Any]:

@@ -100,9 +100,9 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
 
     def describe(self, tensor: Any) -> TensorDescription:
         """Description without touching data; equal descriptions are the same object."""
-        return self._described(tensor)
+        return self._describe_tensor(tensor)
 
-    def _described(self, tensor: Any) -> TensorDescription:
+    def _describe_tensor(self, tensor: Any) -> TensorDescription:
         if _function_modes():
             with _NoFunction():
                 return _describe.describe(tensor)
@@ -244,7 +244,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
-            return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
+            return self._without(self._describe_tensor(tensor), f"{type(error).__name__}: {str(error)[:80]}")
 
     def _reduce_any(self, step: Step, tensor: Any) -> TensorRef:
         """Every tensor that is not plain, contiguous and known; and the first of each kind that is."""
@@ -272,7 +272,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
-            return self._without(self._described(tensor), f"{type(error).__name__}: {str(error)[:80]}")
+            return self._without(self._describe_tensor(tensor), f"{type(error).__name__}: {str(error)[:80]}")
 
     def _reduce_quantized(self, step: Step, tensor: Any) -> TensorRef:
         """The row of the values, in blocks where they are large; and the scales, whose extremes are put into the description later."""
@@ -343,7 +343,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
             else:
                 with step.lock:
                     staging = step.staging.get(key) or step.staging.setdefault(key, Staging(data))
-                staging.take(data, row)
+                staging.stage_bytes(data, row)
         except Exception as error:
             raise_of_training(error)
             why = f"checksum: {type(error).__name__}: {str(error)[:80]}"
@@ -389,7 +389,7 @@ class TorchBackend(DeviceReduce, PairRows, StepBackend, TensorBytes, Job, Offlin
                 if source.places:
                     for stream in source.streams:
                         stream.synchronize()
-                    source.scatter(source.filled().cpu().numpy(), out)
+                    source.scatter(source.join_rows().cpu().numpy(), out)
         return out
 
 

@@ -49,7 +49,7 @@ def spoil_weights(patch: Patch) -> None:
 
 def leave_hooks(patch: Patch) -> None:
     """Hooks are on modules while graphs are made of them."""
-    patch.setattr(graphed.GraphedModules, "_make", lambda _, make, *args, **kwargs: make(*args, **kwargs))
+    patch.setattr(graphed.GraphedModules, "_make_graphed", lambda _, make, *args, **kwargs: make(*args, **kwargs))
 
 
 def compile_hooks(patch: Patch) -> None:

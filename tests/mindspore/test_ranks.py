@@ -123,9 +123,9 @@ def test_a_call_without_a_sample_hides_no_later_ones(setting: str, tmp_path: Pat
         assert probe._watch is not None
         watch = CollectiveWatch(probe._watch)
         watch._installed = True  # as it is where ranks are joined
-        note = watch.begin("MintDistributed", "all_reduce", (ms.Tensor([1.0]),), {})
+        note = watch.begin_call("MintDistributed", "all_reduce", (ms.Tensor([1.0]),), {})
         assert not watch.sees()
-        watch.end(note, None)
+        watch.end_call(note, None)
         assert watch.sees()
     finally:
         probe.close()

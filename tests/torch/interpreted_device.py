@@ -251,7 +251,7 @@ def of_any_strides() -> dict[str, Any]:
             out, expected = rows.empty(1), rows.empty(1)
             with mode():
                 statistics.reduce_device(deep, device_rows.Taker(shape, deep, 0, statistics.host_flags(deep.dtype, want)), want)
-            shape.scatter(shape.filled().numpy(), out)
+            shape.scatter(shape.join_rows().numpy(), out)
             statistics.reduce_cpu(deep, expected.ctypes.data, want)
             found["wrong"] += [wrong for wrong in [device_check.compare(out[0], expected[0])] if wrong or out.shape != expected.shape]
             found["wrong"] += [f"{len(shape.places)} rows"] if len(shape.places) < 2 else []
@@ -260,13 +260,13 @@ def of_any_strides() -> dict[str, Any]:
         with mode():
             takers = [device_rows.Taker(shape, deep, place, rows.WRITTEN) for place in range(n)]
             pairkernels.histogram_device(deep, "log2", takers)
-        shape.scatter(shape.filled().numpy(), out)
+        shape.scatter(shape.join_rows().numpy(), out)
         if histograms.counts(out, 0, "log2").tolist() != pairkernels.histogram_cpu(deep, "log2").tolist():
             found["wrong"].append("histogram")
         shape, out, expected = device_rows.DeviceRows(deep, 40), rows.empty(1), rows.empty(1)
         with mode():
             pairkernels.pair_device(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), device_rows.Taker(shape, deep, 0, rows.WRITTEN), 0)
-        shape.scatter(shape.filled().numpy(), out)
+        shape.scatter(shape.join_rows().numpy(), out)
         pairkernels.pair_cpu(pairs.LINEAR, deep, other, (0.5, 2.0, 0.0), expected.ctypes.data, 0)
         found["wrong"] += [wrong for wrong in [device_check.compare(out[0], expected[0])] if wrong]
     found["trusted"] = all(device_trust.TRUSTED.values()) and len(device_trust.TRUSTED)

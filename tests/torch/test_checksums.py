@@ -165,12 +165,12 @@ def test_tensors_across_blocks(monkeypatch: pytest.MonkeyPatch) -> None:
     staging = Staging(ProbeDevice.wrap(torch.ones(1)))
     for row, tensor in enumerate(tensors):
         if tensor.numel():
-            staging.take(ProbeDevice.wrap(tensor), row)
+            staging.stage_bytes(ProbeDevice.wrap(tensor), row)
     assert staging.results() == {row: zlib.crc32(raw(t)) for row, t in enumerate(tensors) if t.numel()}
     assert staging.waited > 0
     late = Staging(ProbeDevice.wrap(torch.ones(1)))
     with reads_forbidden(), pytest.raises(EarlyRead):
-        late.take(ProbeDevice.wrap(torch.ones(64 * (checksums.MOST_BLOCKS + 2))), 0)
+        late.stage_bytes(ProbeDevice.wrap(torch.ones(64 * (checksums.MOST_BLOCKS + 2))), 0)
 
 
 class Streams:
@@ -220,7 +220,7 @@ def streams(monkeypatch: pytest.MonkeyPatch) -> Iterator[Streams]:
     monkeypatch.setattr(checksums, "BLOCK", 256)
     monkeypatch.setattr(checksums, "MOST_BLOCKS", 4)
     monkeypatch.setattr(checksums, "side_stream", lambda _module, device: made.Stream(device))
-    monkeypatch.setattr(checksums, "_pinned", lambda n: torch.empty(n, dtype=torch.uint8))
+    monkeypatch.setattr(checksums, "_allocate_pinned", lambda n: torch.empty(n, dtype=torch.uint8))
     monkeypatch.setattr(ProbeDevice, "record_stream", lambda _self, _stream: None, raising=False)
     yield made
     made.arrive.set()
@@ -234,16 +234,16 @@ def test_blocks_on_a_side_stream(streams: Streams) -> None:
     tensors = [torch.randn(n) for n in (10, 60, 64, 5, 30)]
     with reads_forbidden():
         for row, tensor in enumerate(tensors[:4]):
-            staging.take(ProbeDevice.wrap(tensor), row)
+            staging.stage_bytes(ProbeDevice.wrap(tensor), row)
         streams.main = streams.Stream()
-        staging.take(ProbeDevice.wrap(tensors[4]), 4)
+        staging.stage_bytes(ProbeDevice.wrap(tensors[4]), 4)
         assert streams.order[-1] == "stream waits for the block"
         staging.close()
         assert staging.waited == 0
         assert not staging.ready()
         long = torch.randn(64 * 6)
         threading.Timer(0.2, streams.arrive.set).start()
-        staging.take(ProbeDevice.wrap(long), 5)
+        staging.stage_bytes(ProbeDevice.wrap(long), 5)
     assert staging.waited > 0
     assert staging.results() == {row: zlib.crc32(raw(t)) for row, t in enumerate([*tensors, long])}
     assert staging.ready()
@@ -256,7 +256,7 @@ def test_a_fault_costs_the_checksum_only(monkeypatch: pytest.MonkeyPatch) -> Non
     def broken(*_: Any) -> None:
         raise MemoryError("no room")
 
-    monkeypatch.setattr(Staging, "take", broken)
+    monkeypatch.setattr(Staging, "stage_bytes", broken)
     ref = backend.reduce(ProbeDevice.wrap(torch.ones(4)))
     s = rows.read_row(backend.finish_step().rows()[ref.row])
     assert (s.crc32, s.count, s.max) == (None, 4, 1.0)

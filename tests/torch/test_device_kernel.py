@@ -388,7 +388,7 @@ def test_a_kernel_that_cannot_run_is_replaced_with_one_warning() -> None:
             with torch._C.DisableTorchFunction():
                 statistics.reduce_device(tensor.as_subclass(Elsewhere), take, False)
             out = rows.empty(1)
-            device.scatter(device.filled().numpy(), out)
+            device.scatter(device.join_rows().numpy(), out)
             assert rows.read_row(out[0]).max == 4.0
     finally:
         log.get_logger().removeHandler(lines)
@@ -449,7 +449,7 @@ def test_on_a_gpu(dtype: torch.dtype) -> None:
         tensor = bits(dtype, n, n)
         device, out = DeviceRows(tensor.cuda(), 1), rows.empty(1)
         statistics.reduce_device(tensor.cuda(), Taker(device, tensor.cuda(), 0, host_flags(dtype, 1)), 1, 3)
-        device.scatter(device.filled().cpu().numpy(), out)
+        device.scatter(device.join_rows().cpu().numpy(), out)
         same(out[0], reference(tensor, True, 3))
     assert list(device_trust.TRUSTED.items()) == [(("cuda", "row", dtype, True), True)]
 

@@ -35,7 +35,7 @@ def by_operators(tensor: torch.Tensor, want: int = host_kernel.WANT_DIGEST, inde
     device = DeviceRows(tensor, 4)
     reduce_device(tensor, Taker(device, tensor, 0, host_flags(tensor.dtype, want)), want, index0)
     out = rows.empty(1)
-    device.scatter(device.filled().numpy(), out)
+    device.scatter(device.join_rows().numpy(), out)
     return out[0]
 
 
@@ -118,7 +118,7 @@ def test_under_autocast_and_inference_mode() -> None:
         reduce_device(x, Taker(device, x, 0, host_flags(x.dtype, False)), False)
     reduce_device(x, Taker(device, x, 1, host_flags(x.dtype, False)), False)
     out = rows.empty(2)
-    device.scatter(device.filled().numpy(), out)
+    device.scatter(device.join_rows().numpy(), out)
     assert out[0].tobytes() == out[1].tobytes()
 
 

@@ -62,7 +62,7 @@ def test_rows_are_put_together_behind_all_streams_that_wrote_them(monkeypatch: p
         return torch.full((2, 16), 3.0, dtype=torch.float64).as_subclass(_Rows)
 
     chunks = [torch.zeros(1).as_subclass(_Rows)]
-    source: Any = SimpleNamespace(device=torch.device("meta"), streams={Stream("communication")}, chunks=chunks, filled=filled)
+    source: Any = SimpleNamespace(device=torch.device("meta"), streams={Stream("communication")}, chunks=chunks, join_rows=filled)
     copy = pending._Copy(source)
     read = done.index("rows are read")
     assert set(done[: read - 1]) == {"side waits for communication", "side waits for training"}

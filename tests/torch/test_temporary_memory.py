@@ -85,7 +85,7 @@ def rows_of(count: int, work: Callable[[list[Taker]], None], like: torch.Tensor,
     device, out = DeviceRows(like, 256), rows.empty(count)
     with Memory():
         work([Taker(device, like, place, host_flags(like.dtype, want)) for place in range(count)])
-    device.scatter(device.filled().numpy(), out)
+    device.scatter(device.join_rows().numpy(), out)
     return out
 
 
@@ -139,7 +139,7 @@ def test_checksums(layout: str) -> None:
     staging = checksums.Staging(tensor)
     with Memory():
         checksums.xor_into(tensor, out[0])
-        staging.take(tensor, 7)
+        staging.stage_bytes(tensor, 7)
         crcs = staging.results()
     assert out.item() == expected.view(np.int64)[0, rows.XOR]
     assert crcs[7] == expected.view(np.int64)[0, rows.CRC]

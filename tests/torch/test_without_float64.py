@@ -49,7 +49,7 @@ def made(tensor: torch.Tensor, want: int = WANT) -> np.ndarray:
     """The row by operators."""
     device, out = DeviceRows(tensor, 8), rows.empty(1)
     reduce_device(tensor, Taker(device, tensor, 0, host_flags(tensor.dtype, want)), want)
-    device.scatter(device.filled().numpy(), out)
+    device.scatter(device.join_rows().numpy(), out)
     return out[0]
 
 
@@ -157,7 +157,7 @@ def test_pairs(op: int) -> None:
     c = (0.7, 1.0, 1e-8)
     device, out, expected = DeviceRows(a, 8), rows.empty(1), rows.empty(1)
     pairkernels.pair_device(op, a, b, c, Taker(device, a, 0, rows.WRITTEN | host_kernel.wanted_flags(WANT)), WANT)
-    device.scatter(device.filled().numpy(), out)
+    device.scatter(device.join_rows().numpy(), out)
     pairkernels.pair_cpu(op, a, b, c, expected.ctypes.data, WANT)
     assert out.view(np.int64)[0, [0, 1, 2, 3, 4, 15]].tolist() == expected.view(np.int64)[0, [0, 1, 2, 3, 4, 15]].tolist()
     np.testing.assert_allclose(out[0, [6, 7, 9, 14]], expected[0, [6, 7, 9, 14]], rtol=2e-7)
@@ -176,5 +176,5 @@ def test_histograms(kind: str) -> None:
         n = histograms.row_count(kind)
         device, out = DeviceRows(tensor, n), rows.empty(n)
         pairkernels.histogram_device(tensor, kind, [Taker(device, tensor, row, rows.WRITTEN) for row in range(n)])
-        device.scatter(device.filled().numpy(), out)
+        device.scatter(device.join_rows().numpy(), out)
         assert histograms.counts(out, 0, kind).tolist() == pairkernels.histogram_cpu(tensor, kind).tolist()

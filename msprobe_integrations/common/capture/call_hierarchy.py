@@ -25,7 +25,7 @@ class CallHierarchy:
         self._nodes: set[str] = set()
         self._further: dict[str, Entry] = {}
 
-    def kept(self, call: Call) -> None:
+    def mark_parent(self, call: Call) -> None:
         """The forward record of a call is kept: the enclosing call is a node."""
         if call.parent is not None:
             call.parent.node = True
@@ -33,7 +33,7 @@ class CallHierarchy:
     def node(self, call: Call) -> None:
         """The call has no record, but a place in construct.json."""
         self._pipeline.entries.append(Entry(call.name, {}, call.parent_name, -1, call.micro_step, NODE_ONLY))
-        self.kept(call)
+        self.mark_parent(call)
 
     def parent_in_backward(self, call: Call) -> str | None:
         """The backward record during which a call without enclosing call runs: recomputation, backward code of the user."""
@@ -43,7 +43,7 @@ class CallHierarchy:
                 return running.backward_name
         return None
 
-    def running(self) -> str | None:
+    def find_running(self) -> str | None:
         """Record name of the module's backward pass that began last and has not ended, None when there is none."""
         return next((call.backward_name for call in reversed(self._running)), None)
 

@@ -130,7 +130,7 @@ class Numbering:
         self._next: dict[str, int] = {}
         self._lock = threading.Lock()  # a model may be called by several threads at once; two calls of one number would be one record
 
-    def take(self, base: str) -> int:
+    def take_number(self, base: str) -> int:
         """Number of the next call of `base`."""
         with self._lock:
             n = self._next.get(base, 0)

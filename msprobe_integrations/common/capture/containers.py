@@ -20,7 +20,7 @@ _PLAIN = ("dict", "OrderedDict", "defaultdict", "mappingproxy")
 Opened = Callable[[Any], "dict[str, Any] | None"]
 
 
-def opened(value: Any) -> dict[str, Any] | None:
+def open_object(value: Any) -> dict[str, Any] | None:
     """The members of an object by name; None when it is not one of those that are opened. May raise what the object's code raises."""
     kind = type(value)
     if issubclass(kind, Mapping):  # of the type: script objects such as torch's Work have no class that isinstance could ask
@@ -45,7 +45,7 @@ def finder(tensor: type, opened: Opened) -> Callable[..., None]:
 
     Args:
         tensor: class of the framework's tensors.
-        opened: opens objects, like `opened`.
+        opened: opens objects, like `open_object`.
     """
 
     def tensors_in(value: Any, found: list[Any], left: int = 8) -> None:

@@ -27,13 +27,13 @@ class ApiRecords(Protocol):
 
     def sees(self) -> bool: ...
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], /) -> Call | None: ...
+    def begin_call(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], /) -> Call | None: ...
 
-    def end(self, call: Call | None, result: Any, /, failed: bool = False) -> None: ...
+    def end_call(self, call: Call | None, result: Any, /, failed: bool = False) -> None: ...
 
     def aside(self) -> AbstractContextManager[None]: ...
 
-    def written(self, tensors: Any, /) -> None:
+    def forget_written(self, tensors: Any, /) -> None:
         """A function that was not looked into had these: it may have written to any of them."""
 
 
@@ -116,15 +116,15 @@ def record_call(
     take = getattr(capture, "take", None)
     if take is not None:
         return take(function, prefix, name, args, kwargs)
-    note = capture.begin(prefix, name, args[skip:], kwargs)
+    note = capture.begin_call(prefix, name, args[skip:], kwargs)
     try:
         with capture.aside():  # calls inside are its own business, as with torch's composite functions
             result = function(*args, **kwargs)
     except BaseException:
-        capture.end(note, None, failed=True)
+        capture.end_call(note, None, failed=True)
         raise
-    capture.written((args, kwargs, result))
-    capture.end(note, result)
+    capture.forget_written((args, kwargs, result))
+    capture.end_call(note, result)
     return result
 
 

@@ -66,7 +66,7 @@ class NamedModules(ABC, Generic[Info]):
     # what a framework says
 
     @abstractmethod
-    def named(self, models: Any) -> list[Info]:
+    def find_modules(self, models: Any) -> list[Info]:
         """Every module of the models that has a record name."""
 
     @abstractmethod
@@ -74,7 +74,7 @@ class NamedModules(ABC, Generic[Info]):
         """One module by itself."""
 
     @abstractmethod
-    def given(self, models: Any) -> list[Any]:
+    def list_models(self, models: Any) -> list[Any]:
         """The argument of `attach` as a list."""
 
     @abstractmethod
@@ -97,7 +97,7 @@ class NamedModules(ABC, Generic[Info]):
         Args:
             anew: a step begins: a model that was changed is named again, and a new one, or none, takes the place of all others.
         """
-        given = self.given(models)
+        given = self.list_models(models)
         fresh = [m for m in given if id(m) not in self._models]
         was_installed = self.installed
         if anew and self._models and (fresh or not given or not self._parts.is_unchanged()):
@@ -109,7 +109,7 @@ class NamedModules(ABC, Generic[Info]):
         self._models |= {id(m): m for m in fresh}
         self._parts = Parts(self.dicts(list(self._models.values())))
         known = {id(i.module) for i in self._infos}
-        for info in self.named(models):
+        for info in self.find_modules(models):
             if id(info.module) not in known:  # a module has one name, the first
                 known.add(id(info.module))
                 self._infos.append(info)
@@ -140,7 +140,7 @@ class NamedModules(ABC, Generic[Info]):
             return
         self._installed = True
         kept = self._recorder.kept
-        around, own = self._chosen(kept)
+        around, own = self._select_modules(kept)
         if kept is not None:
             for info in self._infos:
                 info.kind = kept.module(info.base)
@@ -151,7 +151,7 @@ class NamedModules(ABC, Generic[Info]):
         self._take_off()
         self._installed = False
 
-    def _chosen(self, kept: RecordFilter | None) -> tuple[set[int], set[int]]:
+    def _select_modules(self, kept: RecordFilter | None) -> tuple[set[int], set[int]]:
         """Modules that get hooks, and those of which records can be kept."""
         everything = {id(info) for info in self._infos}
         if kept is None or kept.names is None:
@@ -171,7 +171,7 @@ class NamedModules(ABC, Generic[Info]):
         """A call of a module begins: its name and place."""
         recorder = self._recorder
         calls = recorder.stack.calls
-        n = recorder.numbers.take(info.base)
+        n = recorder.numbers.take_number(info.base)
         parent = calls[-1] if calls else None
         return Call(f"{info.base}.forward.{n}", f"{info.base}.backward.{n}", info, parent, info.kind, True)
 

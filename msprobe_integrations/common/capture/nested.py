@@ -9,28 +9,28 @@ Mapped = Callable[[Any, Callable[[Any], Any]], Any]
 
 
 def mapper(tensor: type) -> Mapped:
-    """``mapped(value, change)``: the structure with `change` of every tensor in it; other objects stay what they are.
+    """``change_tensors(value, change)``: the structure with `change` of every tensor in it; other objects stay what they are.
 
     Args:
         tensor: class of the framework's tensors.
     """
 
-    def mapped(value: Any, change: Callable[[Any], Any]) -> Any:
+    def change_tensors(value: Any, change: Callable[[Any], Any]) -> Any:
         if isinstance(value, tensor):
             return change(value)
         kind = type(value)
         if kind is dict:
-            return {key: mapped(one, change) for key, one in value.items()}
+            return {key: change_tensors(one, change) for key, one in value.items()}
         if kind in (list, tuple):
-            return kind(mapped(one, change) for one in value)
+            return kind(change_tensors(one, change) for one in value)
         if isinstance(value, tuple):
             if hasattr(value, "_fields"):
-                return kind(*(mapped(one, change) for one in value))
+                return kind(*(change_tensors(one, change) for one in value))
             if kind.__module__ == "torch.return_types":  # made of one sequence
-                return kind([mapped(one, change) for one in value])
+                return kind([change_tensors(one, change) for one in value])
         return value
 
-    return mapped
+    return change_tensors
 
 
 def lister(mapped: Mapped) -> Callable[[Any], list[Any]]:

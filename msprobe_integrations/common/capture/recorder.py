@@ -31,7 +31,7 @@ class Keeps(Protocol):
 
     parameters: bool
 
-    def wanted(self, name: str) -> bool: ...
+    def is_wanted(self, name: str) -> bool: ...
 
     def reduce(self, tensor: Any) -> TensorRef: ...
 
@@ -100,12 +100,12 @@ class CallRecorder(ABC):
         """Number of the backward pass that runs on this thread, -1 outside of one."""
 
     @abstractmethod
-    def recording(self) -> bool:
+    def is_recording(self) -> bool:
         """Does autograd record what is called now?"""
 
     def recomputes(self, call: Call) -> bool:  # noqa: ARG002
         """Is a call inside a backward pass, and in no other call, made once more, and no code of the pass itself? That runs unrecorded."""
-        return self.recording()
+        return self.is_recording()
 
     @abstractmethod
     def sequence(self) -> int:
@@ -127,18 +127,18 @@ class CallRecorder(ABC):
         """The structure of a result that is one object, or None; asked for what is neither a tensor nor a container."""
         return None
 
-    def watched(self, watch: Any, outputs: Sequence[Any]) -> None:
+    def register_watch(self, watch: Any, outputs: Sequence[Any]) -> None:
         """The gradients of a call are waited for. Nothing more to do, unless a framework says so."""
 
     # what is the same for all
 
     def reduce_for(self, name: str) -> Reduce:
         """`reduce` for tensors of this record, which also saves them where that is wanted."""
-        return self._save if self.keeper is not None and self.keeper.wanted(name) else self.reduce
+        return self._save if self.keeper is not None and self.keeper.is_wanted(name) else self.reduce
 
     def reduce_gradient_for(self, name: str) -> Reduce:
         """The same for gradients: callable anywhere, and their memory always has values."""
-        return self.keeper.reduce if self.keeper is not None and self.keeper.wanted(name) else self.reduce_gradient
+        return self.keeper.reduce if self.keeper is not None and self.keeper.is_wanted(name) else self.reduce_gradient
 
     def record(self, entry: Entry) -> None:
         self.pipeline.entries.append(entry)
@@ -149,7 +149,7 @@ class CallRecorder(ABC):
         ref: TensorRef = self.keeper.reduce(tensor)
         return ref
 
-    def begin(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int, ignored: int = -1) -> None:
+    def begin_call(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], depth: int, ignored: int = -1) -> None:
         """Note the start of a call: inputs are reduced now, before an in-place operation can change them.
 
         Args:
@@ -177,7 +177,7 @@ class CallRecorder(ABC):
                 call.stack = self.stacks.capture(frame, parent.frame, parent.stack)
             else:
                 call.stack = self.stacks.capture(frame)
-        self._look(call, args, kwargs, ignored)
+        self._reduce_arguments(call, args, kwargs, ignored)
         call.since = self.sequence()
         self.stack.calls.append(call)
 
@@ -197,7 +197,7 @@ class CallRecorder(ABC):
         call.watch = self.backward and bool(own & BACKWARD)
         return call.wanted or call.watch
 
-    def _look(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
+    def _reduce_arguments(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
         if call.keep and self.inputs:
             reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
             convert, kind = self.convert, self.tensor
@@ -205,12 +205,12 @@ class CallRecorder(ABC):
             call.inputs = [reduce(a) if isinstance(a, kind) else convert(a, reduce) for a in read]
             if ignored >= 0 and isinstance(args[ignored], kind):
                 call.inputs[ignored] = self.without_values(args[ignored], "ignored")
-            out = self._ignored if ignored != ALL_READ else reduce
+            out = self._describe_unread if ignored != ALL_READ else reduce
             call.keywords = {k: convert(v, reduce if k != "out" else out) for k, v in kwargs.items()} if kwargs else {}
-        if call.watch and self.recording() and self._open < self.most_open:
+        if call.watch and self.is_recording() and self._open < self.most_open:
             call.edges = self.edges(args, kwargs, not call.is_module)
 
-    def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
+    def end_call(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
         """Note the end of a call and watch its gradients."""
         self._conclude(call, result, parameters, failed)
 
@@ -222,12 +222,12 @@ class CallRecorder(ABC):
             ended = self.kept.ends(call.name)
             if call.keep or (call.wanted and ended):
                 self._emit(call, result, parameters, failed, ended)
-                self.tree.kept(call)
+                self.tree.mark_parent(call)
             elif call.node or (self.kept.nodes and not call.wanted):
                 self.tree.node(call)
         call.inputs = call.keywords = call.frame = None  # a frame would keep its variables alive
         edges, call.edges = call.edges, _NO_EDGES
-        if failed or not call.watch or not self.backward or not self.recording():
+        if failed or not call.watch or not self.backward or not self.is_recording():
             return
         outputs = self.differentiable(result)
         if not outputs:
@@ -235,7 +235,7 @@ class CallRecorder(ABC):
         watch = self.watch_of(call, len(edges), len(outputs))
         if watch is not None and watch.start(edges, outputs, call.since):
             self._waits(watch)
-            self.watched(watch, outputs)
+            self.register_watch(watch, outputs)
 
     def watch_of(self, call: Call, n_inputs: int, n_outputs: int) -> Any:
         """What collects the gradients of a call; None when too many wait already, which is counted."""
@@ -251,7 +251,7 @@ class CallRecorder(ABC):
         if self.range is not None:
             reduce, arriving = partial(self._reduce_in_range, call, reduce), partial(self._reduce_in_range, call, arriving)
             begun = self._backward_begins
-        return self.watch(call, n_inputs, n_outputs, reduce, self._gradients, self._broken, begun, arriving)
+        return self.watch(call, n_inputs, n_outputs, reduce, self._gradients, self._stop_gradient_capture, begun, arriving)
 
     def _waits(self, watch: GradientWatch) -> None:
         self._watches.append(watch)
@@ -262,7 +262,7 @@ class CallRecorder(ABC):
         description = self.pipeline.backend.describe(tensor)
         return TensorRef(-1, description._replace(extra=(*description.extra, (why, True))))
 
-    def _ignored(self, tensor: Any) -> TensorRef:
+    def _describe_unread(self, tensor: Any) -> TensorRef:
         return self.without_values(tensor, "ignored")  # what ``out=`` holds before is not read
 
     def where(self) -> tuple[str | None, int]:
@@ -271,7 +271,7 @@ class CallRecorder(ABC):
         calls = self.stack.calls
         if calls:
             return calls[-1].name, self.micro_step
-        return (self.tree.running() if self.graph_task() != -1 else None), self.micro_step
+        return (self.tree.find_running() if self.graph_task() != -1 else None), self.micro_step
 
     def stack_at(self, frame: FrameType) -> int:
         """Number of the call stack that starts at `frame`, -1 when stacks are not recorded."""
@@ -383,6 +383,6 @@ class CallRecorder(ABC):
     def _reduce_in_range(self, call: Call, reduce: Callable[[Any], TensorRef | None], gradient: Any) -> TensorRef | None:
         return reduce(gradient) if self.range is not None and self.range.holds(call) else None
 
-    def _broken(self, error: Exception) -> None:
+    def _stop_gradient_capture(self, error: Exception) -> None:
         self.pipeline.faults.fail("gradient capture", error)
         self.backward = False

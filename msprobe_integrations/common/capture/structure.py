@@ -34,7 +34,7 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
 
     Args:
         tensor: class of the framework's tensors.
-        opened: opens objects, like `containers.opened`.
+        opened: opens objects, like `containers.open_object`.
         other: objects of the framework and numpy arrays; None for what it does not know.
     """
 
@@ -44,13 +44,13 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
         if isinstance(value, tensor):
             return reduce(value)
         if (hides := redaction.active()) is not None:
-            return hides.values(nested(value, reduce, 0, [MAX_VALUES]))
+            return hides.values(convert_nested(value, reduce, 0, [MAX_VALUES]))
         kind = type(value)
         if kind in (int, float, bool, str):
             return simple(kind, value)
-        return nested(value, reduce, 0, [MAX_VALUES])
+        return convert_nested(value, reduce, 0, [MAX_VALUES])
 
-    def nested(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
+    def convert_nested(value: Any, reduce: Reduce, depth: int, left: list[int]) -> Any:
         """`convert` inside a container; `left` counts down."""
         if value is None:
             return None
@@ -74,8 +74,8 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
                     return found
                 if isinstance(value, (list, tuple, set, frozenset, deque)):  # torch.return_types are tuples
                     return members(value, reduce, depth, left)
-                return _known(value)
-            opens = {k: nested(v, reduce, depth + 1, left) for k, v in inside.items()}
+                return _convert_known(value)
+            opens = {k: convert_nested(v, reduce, depth + 1, left) for k, v in inside.items()}
             text = class_text(value)
             if text is not None:
                 opens.setdefault(CLASS_KEY, Opaque(text))
@@ -83,7 +83,7 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
         except Exception as error:  # the argument's own code
             if is_of_training(error):
                 raise
-            return named(value)
+            return describe_unknown(value)
 
     def members(values: Iterable[Any], reduce: Reduce, depth: int, left: list[int]) -> list[Any]:
         out: list[Any] = []
@@ -91,25 +91,25 @@ def converter(tensor: type, opened: Opened, other: Other) -> Callable[[Any, Redu
             if left[0] <= 0 and not isinstance(value, tensor):
                 out.append(None)
                 break
-            out.append(nested(value, reduce, depth + 1, left))
+            out.append(convert_nested(value, reduce, depth + 1, left))
         return out
 
-    def bound(value: Any) -> int | None:
+    def read_bound(value: Any) -> int | None:
         # a tensor bound would have to be read from the device: its presence is all we may know here
         return None if value is None or isinstance(value, tensor) else int(value)
 
-    def _known(value: Any) -> Any:
+    def _convert_known(value: Any) -> Any:
         if isinstance(value, slice):
-            return Opaque({"type": "slice", "value": [bound(value.start), bound(value.stop), bound(value.step)]})
+            return Opaque({"type": "slice", "value": [read_bound(value.start), read_bound(value.stop), read_bound(value.step)]})
         if value is Ellipsis:
             return Opaque({"type": "ellipsis", "value": "..."})
         if isinstance(value, np.ndarray):
-            return undescribed(value)
+            return describe_foreign_array(value)
         if isinstance(value, np.generic):
-            return Opaque({"type": type(value).__name__, "value": value.item()}) if value.dtype.kind in "biuf" else named(value)
+            return Opaque({"type": type(value).__name__, "value": value.item()}) if value.dtype.kind in "biuf" else describe_unknown(value)
         if isinstance(value, (int, float, str)):  # subclasses: enums, symbolic names
             return Opaque({"type": type(value).__name__, "value": str(value)})
-        return named(value)
+        return describe_unknown(value)
 
     return convert
 
@@ -125,12 +125,12 @@ def simple(kind: type, value: Any) -> Opaque:
     return found
 
 
-def named(value: Any) -> Opaque:
+def describe_unknown(value: Any) -> Opaque:
     """An object we know nothing about: its type is kept, its value is not."""
     return Opaque({"type": f"{type(value).__module__}.{type(value).__qualname__}", "value": None})
 
 
-def undescribed(array: np.ndarray[Any, Any]) -> Opaque:
+def describe_foreign_array(array: np.ndarray[Any, Any]) -> Opaque:
     """A numpy array of a type that the framework does not have (strings, objects): described, without statistics."""
     nothing = {"Max": None, "Min": None, "Mean": None, "Norm": None}
     return Opaque({"type": "numpy.ndarray", "dtype": str(array.dtype), "shape": list(array.shape), **nothing})

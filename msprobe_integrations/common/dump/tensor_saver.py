@@ -87,7 +87,7 @@ class BaseTensorSaver(ABC):
         """A step begins whose directory was made by the sink, or could not be made."""
         self._files, self._step_open = self.store.step(number), True
 
-    def wanted(self, name: str) -> bool:
+    def is_wanted(self, name: str) -> bool:
         """Are the tensors of this record saved?"""
         saves = self.store.options.saves
         return saves is not None and self._step_open and saves(name)
@@ -114,7 +114,7 @@ class BaseTensorSaver(ABC):
     def hand_over(self, entry: Entry) -> None:
         """A record is complete: its tensors get their file names. Doing so twice is harmless; records that are not handed over get
         them when the step ends."""
-        if self._files is not None and self.wanted(entry.name):
+        if self._files is not None and self.is_wanted(entry.name):
             self.store.hand_over(self._files, entry)
 
     def end_step(self, entries: Sequence[Entry]) -> None:

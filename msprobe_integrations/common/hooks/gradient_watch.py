@@ -99,7 +99,7 @@ class GradientWatch:
         raise NotImplementedError
 
     @staticmethod
-    def widened(gradient: Any, dtype: Any) -> Any:
+    def cast_gradient(gradient: Any, dtype: Any) -> Any:
         """The gradient of an input that was cast on its way into the call, in the input's own dtype."""
         raise NotImplementedError
 
@@ -109,7 +109,7 @@ class GradientWatch:
         return False
 
     def expect(self, actions: Mapping[Any, list[Action]], more: int = 0) -> None:
-        """Wait for one call of `arrived` per node of `actions`, and for `more` others."""
+        """Wait for one call of `receive_gradients` per node of `actions`, and for `more` others."""
         slots = [slot for todo in actions.values() for is_output, _, slot in todo if not is_output]
         if len(slots) > 1 and len(set(slots)) < len(slots):
             self._parts = {slot: slots.count(slot) for slot in slots if slots.count(slot) > 1}
@@ -125,7 +125,7 @@ class GradientWatch:
             self._awaited = dict(self._parts)
             self._sums = dict.fromkeys(self._parts)
 
-    def begin(self) -> None:
+    def begin_pass(self) -> None:
         """A backward pass reaches the call."""
         task = self.graph_task()
         if task == self.task:
@@ -139,14 +139,14 @@ class GradientWatch:
         if self._begins is not None:
             self._begins(self)
 
-    def arrived(self, todo: tuple[Action, ...], grad_inputs: Any, grad_outputs: Any) -> None:
+    def receive_gradients(self, todo: tuple[Action, ...], grad_inputs: Any, grad_outputs: Any) -> None:
         """Called by the hooks: note what one node saw."""
         if self.graph_task() != self.task:
-            self.begin()
+            self.begin_pass()
         for is_output, index, slot in todo:
             gradient = grad_outputs[index] if is_output else grad_inputs[index]
             if self._wider and not is_output and gradient is not None and slot in self._wider:
-                gradient = self.widened(gradient, self._wider[slot])
+                gradient = self.cast_gradient(gradient, self._wider[slot])
             if is_output:
                 if gradient is not None:
                     self._outputs[slot] = ref = self._reduce_arriving(gradient)
@@ -204,7 +204,7 @@ class Begin:
         watch = self.watch
         if watch.active:
             try:
-                watch.begin()
+                watch.begin_pass()
             except Exception as error:
                 raise_of_training(error)
                 watch.active = False

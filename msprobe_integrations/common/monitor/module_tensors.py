@@ -35,7 +35,7 @@ def tensor_names(
 
     Args:
         tensor: class of the framework's tensors.
-        opened: opens objects, like `containers.opened`; may raise.
+        opened: opens objects, like `containers.open_object`; may raise.
         values: further types that hold no tensor.
     """
     plain = _VALUES.union(values)

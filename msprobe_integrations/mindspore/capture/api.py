@@ -18,11 +18,11 @@ from msprobe_integrations.mindspore.capture.collectives import Waiting, find_unr
 from msprobe_integrations.mindspore.capture.recorder import Recorder
 from msprobe_integrations.mindspore.hooks.wrappers import WRAPPERS, Names
 
-_DEPTH = 3  # recorder.begin, begin, the wrapper: the user's frame is the next
+_DEPTH = 3  # recorder.begin_call, begin_call, the wrapper: the user's frame is the next
 
 
 class Note:
-    """A call between `ApiCapture.begin` and `ApiCapture.end`.
+    """A call between `ApiCapture.begin_call` and `ApiCapture.end_call`.
 
     Attributes:
         call: its record; None where there is none.
@@ -83,13 +83,13 @@ class ApiCapture:
         finally:
             self._inside = inside
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> Note:
-        """A call begins; the caller's caller is the user. Until `end` nothing else of this thread is seen."""
+    def begin_call(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any]) -> Note:
+        """A call begins; the caller's caller is the user. Until `end_call` nothing else of this thread is seen."""
         self._inside = True
         recorder = self._recorder
         try:
             base = f"{prefix}.{api}"
-            n = recorder.numbers.take(base)
+            n = recorder.numbers.take_number(base)
             calls = recorder.stack.calls
             kept = recorder.kept
             parent = calls[-1] if calls else None
@@ -104,9 +104,9 @@ class ApiCapture:
                     return Note(None)
             call = Call(f"{base}.{n}.forward", f"{base}.{n}.backward", self, parent, kind)
             if prefix not in COLLECTIVES:
-                recorder.begin(call, args, kwargs, _DEPTH)
+                recorder.begin_call(call, args, kwargs, _DEPTH)
                 return Note(call)
-            recorder.begin(call, args, kwargs, _DEPTH, find_unread_argument(prefix, api, len(args)))
+            recorder.begin_call(call, args, kwargs, _DEPTH, find_unread_argument(prefix, api, len(args)))
             call.watch = False
             return Note(call, (prefix, api, args, kwargs))
         except Exception as error:
@@ -116,13 +116,13 @@ class ApiCapture:
             self._inside = True
             return Note(None)
 
-    def end(self, note: Note | None, result: Any, failed: bool = False) -> None:
+    def end_call(self, note: Note | None, result: Any, failed: bool = False) -> None:
         """The call has given `result`, or has raised."""
         try:
             if note is not None and note.call is not None:
                 self._recorder.pop(note.call)
                 if note.collective is None or failed:
-                    self._recorder.end(note.call, result, None, failed=failed)
+                    self._recorder.end_call(note.call, result, None, failed=failed)
                 else:
                     self.waiting.finish(note.call, *note.collective, result)
         except Exception as error:
@@ -131,20 +131,20 @@ class ApiCapture:
         finally:
             self._inside = False
 
-    def written(self, tensors: Any) -> None:
+    def forget_written(self, tensors: Any) -> None:
         """Nothing to do: no row is taken for the present value of a tensor without reading it."""
 
     def around(
         self, prefix: str, api: str, function: Callable[..., Any], args: tuple[Any, ...], kwargs: Mapping[str, Any], skip: int = 0
     ) -> Any:
-        """Call `function` between `begin` and `end`; the first `skip` arguments are no inputs."""
-        note = self.begin(prefix, api, args[skip:], kwargs)
+        """Call `function` between `begin_call` and `end_call`; the first `skip` arguments are no inputs."""
+        note = self.begin_call(prefix, api, args[skip:], kwargs)
         try:
             result = function(*args, **kwargs)
         except BaseException:
-            self.end(note, None, failed=True)
+            self.end_call(note, None, failed=True)
             raise
-        self.end(note, result)
+        self.end_call(note, result)
         return result
 
     def _fail(self, error: Exception) -> None:

@@ -22,7 +22,7 @@ from msprobe_integrations.mindspore.hooks.cells import FRAMES
 from msprobe_integrations.mindspore.hooks.eager import at_gradient
 from msprobe_integrations.patching import FunctionPatches
 
-_DEPTH = 3  # recorder.begin, _begin, the handler, the patch: the user's frame is the next
+_DEPTH = 3  # recorder.begin_call, _begin, the handler, the patch: the user's frame is the next
 _RECOMPUTE = "_recompute_cell"
 Models = Any
 
@@ -64,10 +64,10 @@ class CellCapture(NamedModules[CellInfo]):
         self._patches = FunctionPatches()
         self._handles: list[Any] = []
 
-    def given(self, models: Models) -> list[Any]:
+    def list_models(self, models: Models) -> list[Any]:
         return models_of.as_list(models)
 
-    def named(self, models: Models) -> list[CellInfo]:
+    def find_modules(self, models: Models) -> list[CellInfo]:
         return named_infos(models)
 
     def single(self, module: Any, path: str) -> CellInfo:
@@ -142,7 +142,7 @@ class CellCapture(NamedModules[CellInfo]):
     def _begin_call(self, info: CellInfo, args: Any, kwargs: Any) -> Call | None:
         try:
             call = self.call(info)
-            self._recorder.begin(call, args, kwargs, _DEPTH)
+            self._recorder.begin_call(call, args, kwargs, _DEPTH)
             if call.inside:
                 info.inside = True
             return call
@@ -163,7 +163,7 @@ class CellCapture(NamedModules[CellInfo]):
             return
         try:
             self._recorder.pop(call)
-            self._recorder.end(call, result, models_of.parameters_of(call.owner.module), failed=failed)
+            self._recorder.end_call(call, result, models_of.parameters_of(call.owner.module), failed=failed)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)

@@ -65,7 +65,7 @@ class Waiting:
         call.tags = {**describe_operation(prefix, api, args, kwargs), "async": bool(handles)}
         output = (*args, *kwargs.values()) if in_place(prefix) else without_handles(result)
         if not handles:
-            self._recorder.end(call, output, None)
+            self._recorder.end_call(call, output, None)
             return
         entry = self._recorder.reserve_record(call)
         if entry is not None:

@@ -236,7 +236,7 @@ class JitCapture:
         note = None
         if self._api.sees():
             owner = args[0] if args and isinstance(args[0], nn.Cell) else None
-            note = self._api.begin("Jit", _name(context.fn, owner), args[1:] if owner is not None else args, kwargs)
+            note = self._api.begin_call("Jit", _name(context.fn, owner), args[1:] if owner is not None else args, kwargs)
         self._open.append(note)
         return following(context)
 
@@ -244,7 +244,7 @@ class JitCapture:
         result = following(context, kind, error, trace)
         note = self._open.pop() if self._open else None
         if note is not None:
-            self._api.end(note, None if kind is not None else context.ret, failed=kind is not None)
+            self._api.end_call(note, None if kind is not None else context.ret, failed=kind is not None)
         return result
 
 

@@ -66,7 +66,7 @@ class Recorder(CallRecorder):
     def reduce(self, tensor: Any) -> TensorRef:
         return self._reduce(tensor)
 
-    def recording(self) -> bool:
+    def is_recording(self) -> bool:
         """Asked of the tensors themselves: a Cell that is differentiated has its recording switched on inside its call."""
         return True
 
@@ -89,13 +89,13 @@ class Recorder(CallRecorder):
         """A sequence number that no node known so far has. MindSpore does not tell the one that is next."""
         return self._newest + 1
 
-    def watched(self, watch: Any, outputs: Sequence[Any]) -> None:  # noqa: ARG002
+    def register_watch(self, watch: Any, outputs: Sequence[Any]) -> None:  # noqa: ARG002
         """The gradients of a call are waited for; its nodes are known now."""
-        watch.reached = self._reached
+        watch.reached = self._note_pass
         if watch.made > self._newest:
             self._newest = watch.made
 
-    def _reached(self, watch: Any) -> None:
+    def _note_pass(self, watch: Any) -> None:
         """A backward pass reaches a call. What leads only to inputs of which nobody wants the gradient is left out of the pass, so some
         calls never have all of theirs: they are reported when the pass ends."""
         task = watch.task
@@ -116,31 +116,31 @@ class Recorder(CallRecorder):
                 watch.report()
         except Exception as error:
             raise_of_training(error)
-            self._broken(error)
+            self._stop_gradient_capture(error)
 
     def end_step(self) -> None:
         self._passes.clear()
         self._tapped.clear()
         super().end_step()
 
-    def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
+    def end_call(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
         """Note the end of a call and watch its gradients. An operator that has failed meanwhile (they run asynchronously) has its record
         too, and the error goes on to the training."""
         try:
-            super().end(call, result, parameters, failed=failed)
+            super().end_call(call, result, parameters, failed=failed)
         except Exception as error:
             if is_of_training(error) and not failed:
-                super().end(call, None, None, failed=True)
+                super().end_call(call, None, None, failed=True)
             raise
 
     def reserve_record(self, call: Call) -> Entry | None:
         """An operation that returns before it has an output: its record has its place now. None: it is not kept."""
         if not call.keep:
-            self.end(call, None, None)
+            self.end_call(call, None, None)
             return None
         if self.kept is not None:
             self.kept.ends(call.name)
-            self.tree.kept(call)
+            self.tree.mark_parent(call)
         sections: dict[str, Any] = {"input_args": call.inputs, "input_kwargs": call.keywords} if self.inputs else {}
         entry = Entry(call.name, sections, call.parent_name, call.stack, call.micro_step, dict(call.tags))
         self.pipeline.entries.append(entry)
@@ -163,7 +163,7 @@ class Recorder(CallRecorder):
         watch = self.watch_of(call, len(places), 0)
         if watch is None:
             return args, kwargs
-        watch.reached = self._reached
+        watch.reached = self._note_pass
         self._tapped[call] = watch
         tapped: tuple[Any, Any] = watch.tap((args, kwargs), places, is_output=False)
         return tapped

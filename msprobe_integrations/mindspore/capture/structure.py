@@ -8,9 +8,9 @@ import mindspore
 import numpy as np
 
 from msprobe_engine.core.records import Opaque, TensorRef
-from msprobe_integrations.common.capture.containers import finder, opened
+from msprobe_integrations.common.capture.containers import finder, open_object
 from msprobe_integrations.common.capture.descriptions import intern
-from msprobe_integrations.common.capture.structure import Reduce, converter, undescribed
+from msprobe_integrations.common.capture.structure import Reduce, converter, describe_foreign_array
 
 Tensor: Any = mindspore.Tensor
 _DTYPE: Any = type(mindspore.float32).__mro__[-2]  # the class of all types of MindSpore, also of tuples and tensors
@@ -20,7 +20,7 @@ _SPARSE = tuple(kind for name in ("CSRTensor", "COOTensor", "RowTensor") if isin
 def _open_container(value: Any) -> dict[str, Any] | None:
     if _SPARSE and isinstance(value, _SPARSE):
         return {name: getattr(value, name) for name in ("indptr", "indices", "values") if hasattr(value, name)}
-    return opened(value)
+    return open_object(value)
 
 
 def _other(value: Any, reduce: Reduce) -> Any:
@@ -36,7 +36,7 @@ def _array(value: np.ndarray[Any, Any], reduce: Reduce) -> TensorRef | Opaque:
     try:
         tensor = Tensor.from_numpy(np.ascontiguousarray(value.astype(value.dtype.newbyteorder("="), copy=False)))
     except (TypeError, ValueError):
-        return undescribed(value)
+        return describe_foreign_array(value)
     ref = reduce(tensor)
     shown = ref.description
     return TensorRef(ref.row, intern("numpy.ndarray", str(value.dtype), value.shape, None, "cpu", shown.extra))

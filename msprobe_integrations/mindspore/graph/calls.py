@@ -134,7 +134,7 @@ class GraphCalls:
             call = GraphCall(self._last, info, 0, seen.parent, arguments)
             call.name, call.backward_name, call.merged = seen.name, seen.backward_name, True
         else:
-            call = GraphCall(self._last, info, recorder.numbers.take(info.base), parent, arguments)
+            call = GraphCall(self._last, info, recorder.numbers.take_number(info.base), parent, arguments)
             self._select(call)
         self._calls[call.token] = call
         self._open.append(call)
@@ -193,7 +193,7 @@ class GraphCalls:
             sections["parameters"] = {path[0]: ref for (part, path), ref in call.values.items() if part == notes.PARAMETER}
         recorder.record(Entry(call.name, sections, call.parent_name, -1, recorder.micro_step))
         if recorder.kept is not None:
-            recorder.tree.kept(call)
+            recorder.tree.mark_parent(call)
 
     def _structure(self, number: int, call: GraphCall, part: int, path: notes.Path) -> Any:
         node = notes.node(number)

@@ -109,8 +109,8 @@ class Watch(GradientWatch):
     reached: Callable[[Watch], None]
     """Told when a backward pass reaches the call."""
 
-    def begin(self) -> None:
-        super().begin()
+    def begin_pass(self) -> None:
+        super().begin_pass()
         self.reached(self)
 
     @staticmethod
@@ -219,7 +219,7 @@ class _Hook:
             try:
                 if self.gaps is not None and len(grad_inputs) != len(self.gaps):
                     grad_inputs = _spread(grad_inputs, self.gaps)
-                watch.arrived(self.todo, grad_inputs, grad_outputs)
+                watch.receive_gradients(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # it would come out of the user's backward pass
                 raise_of_training(error)
                 watch.active = False

@@ -72,8 +72,8 @@ class TapWatch(GradientWatch):
     reached: Callable[[TapWatch], None]
     """Told when a backward pass reaches the call."""
 
-    def begin(self) -> None:
-        super().begin()
+    def begin_pass(self) -> None:
+        super().begin_pass()
         self.reached(self)
 
     @staticmethod
@@ -96,7 +96,7 @@ class TapWatch(GradientWatch):
         def came(_cell: Any, gradients: Any) -> None:
             if self.active:
                 try:
-                    self.arrived(todo, gradients, gradients)
+                    self.receive_gradients(todo, gradients, gradients)
                 except Exception as error:
                     raise_of_training(error)
                     self.active = False

@@ -26,9 +26,9 @@ class Sees(Protocol):
 
     def sees(self) -> bool: ...
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
+    def begin_call(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
 
-    def end(self, note: Any, result: Any, /, failed: bool = False) -> None: ...
+    def end_call(self, note: Any, result: Any, /, failed: bool = False) -> None: ...
 
 
 class Takes(Protocol):
@@ -36,7 +36,7 @@ class Takes(Protocol):
 
     def sees(self) -> bool: ...
 
-    def take(self, api: Api, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
+    def make_call(self, api: Api, args: Any, kwargs: Mapping[str, Any], /) -> Any: ...
 
 
 class Names:
@@ -184,19 +184,19 @@ class Wrappers:
         @functools.wraps(function)
         def call(*args: Any, **kwargs: Any) -> Any:
             if self._taker is not None and self._taker.sees():
-                return self._taker.take(api, args, kwargs)
+                return self._taker.make_call(api, args, kwargs)
             users = self._users
             if len(users) == 1:
                 user = users[0]
                 if not user.sees() or is_machinery(_frame(1).f_code):
                     return function(*args, **kwargs)
-                note = user.begin(prefix, name, args, kwargs)
+                note = user.begin_call(prefix, name, args, kwargs)
                 try:
                     result = function(*args, **kwargs)
                 except BaseException:
-                    user.end(note, None, failed=True)
+                    user.end_call(note, None, failed=True)
                     raise
-                user.end(note, result)
+                user.end_call(note, result)
                 return result
             if is_machinery(_frame(1).f_code):
                 return function(*args, **kwargs)
@@ -211,15 +211,15 @@ class Wrappers:
         return call
 
     def _through(self, users: list[Sees], api: Api, args: Any, kwargs: Any) -> Any:
-        notes = [(user, user.begin(api.prefix, api.name, args, kwargs)) for user in users]
+        notes = [(user, user.begin_call(api.prefix, api.name, args, kwargs)) for user in users]
         try:
             result = api.function(*args, **kwargs)
         except BaseException:
             for user, note in reversed(notes):
-                user.end(note, None, failed=True)
+                user.end_call(note, None, failed=True)
             raise
         for user, note in reversed(notes):
-            user.end(note, result)
+            user.end_call(note, result)
         return result
 
 

@@ -113,8 +113,8 @@ class CollectiveWatch(CollectiveSamples):
         """Is a call made now to be looked at?"""
         return self._installed and not self._inside and self.on()
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], /) -> Any:
-        """A function is called. None: it is not looked at, and `end` has nothing to do."""
+    def begin_call(self, prefix: str, api: str, args: Any, kwargs: Mapping[str, Any], /) -> Any:
+        """A function is called. None: it is not looked at, and `end_call` has nothing to do."""
         if prefix not in COLLECTIVES or not self.sees():
             return None
         try:
@@ -127,7 +127,7 @@ class CollectiveWatch(CollectiveSamples):
         self._inside = True  # functions are made of operators
         return _UNWANTED if call is None else call
 
-    def end(self, note: Any, result: Any, /, failed: bool = False) -> None:
+    def end_call(self, note: Any, result: Any, /, failed: bool = False) -> None:
         if note is None:
             return
         self._inside = False

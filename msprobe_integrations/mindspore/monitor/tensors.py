@@ -11,7 +11,7 @@ from msprobe_engine.core.guard import is_of_training, raise_of_training
 from msprobe_engine.core.log import warn_once
 from msprobe_engine.core.records import Sample, TensorRef
 from msprobe_engine.core.statistics import histograms
-from msprobe_integrations.common.capture.containers import opened
+from msprobe_integrations.common.capture.containers import open_object
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch
 from msprobe_integrations.common.monitor.module_monitor import Hooks, ModuleMonitor, Post, Pre
 from msprobe_integrations.common.monitor.module_tensors import Found, tensor_names
@@ -23,7 +23,7 @@ _PART = "activation monitor"
 _LOST = "activation gradients, too many calls without a backward pass"
 MOST_OPEN = 20_000
 """Calls that wait for their gradients."""
-inputs_of, outputs_of = tensor_names(mindspore.Tensor, opened)
+inputs_of, outputs_of = tensor_names(mindspore.Tensor, open_object)
 _new = tuple.__new__
 
 

@@ -209,17 +209,17 @@ class _Calls(ApiCapture):
         self._made = func, args, kwargs or {}
         return super().__torch_function__(func, types, args, kwargs)
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
+    def begin_call(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
         made, self._made = self._made, None
-        call = super().begin(prefix, api, args, kwargs, ignored)
+        call = super().begin_call(prefix, api, args, kwargs, ignored)
         if call is not None and call.name == self._forward:
             self._dump.before(*(made or (None, (), {})))
         return call
 
-    def end(self, call: Call | None, result: Any, failed: bool = False) -> None:
+    def end_call(self, call: Call | None, result: Any, failed: bool = False) -> None:
         if call is not None and call.name == self._forward:
             self._dump.after(result)
-        super().end(call, result, failed)
+        super().end_call(call, result, failed)
 
     def end_step(self) -> None:
         """Forget the step's numbering, and what was seen of it."""

@@ -38,7 +38,7 @@ from msprobe_integrations.torch.tensors.host_copies import CALLS as COPIES
 from msprobe_integrations.torch.tensors.uninitialized_memory import ignored_argument, raw_results
 from msprobe_integrations.torch.tensors.unversioned_mutations import NAMES, OPERATORS, written_arguments, written_silently
 
-_DEPTH = 3  # recorder.begin, begin, handler
+_DEPTH = 3  # recorder.begin_call, begin_call, handler
 _DATA: Any = torch.Tensor.data.__get__  # type: ignore[attr-defined]
 _autograd: Any = torch.autograd  # its engine function is not exported
 _compiling = torch.compiler.is_compiling
@@ -56,7 +56,7 @@ _REFLECTED = {"__radd__": "add", "__rmul__": "mul", "__ror__": "bitwise_or", "__
 
 _AS_IT_IS, _ALIAS, _COMPOSED, _UNRECORDED = range(4)
 """What becomes of a call: nothing is noted of it; it gives another name for the memory of a tensor; it is seen by what it calls; it runs
-between `begin` and `end`, or without a record of its own."""
+between `begin_call` and `end_call`, or without a record of its own."""
 
 
 class ApiCapture(TorchFunctionMode):
@@ -81,7 +81,7 @@ class ApiCapture(TorchFunctionMode):
         self.installed = False
         self._aside = threading.local()
         self._too_deep: RecursionError | None = None
-        self._launches = TritonLaunches(self._launched)
+        self._launches = TritonLaunches(self._run_launch)
 
     def install(self, at: int | None = None) -> None:
         """Start seeing calls; `at`: as if it had been done when so many modes were on this thread's stack."""
@@ -99,7 +99,7 @@ class ApiCapture(TorchFunctionMode):
     def _put_on_operators(self) -> None:
         for name in _REFLECTED:
             if name not in vars(torch.Tensor):
-                self._reflected[name] = _reflected(self, name)
+                self._reflected[name] = _wrap_operator(self, name)
                 setattr(torch.Tensor, name, self._reflected[name])
 
     def remove(self) -> None:
@@ -160,18 +160,18 @@ class ApiCapture(TorchFunctionMode):
         call = None
         try:
             if self.sees() and not cls.__module__.startswith(_PLUMBING) and not called_internally(sys._getframe(2)):
-                call = self.begin("Autograd", cls.__name__, args, kwargs)
+                call = self.begin_call("Autograd", cls.__name__, args, kwargs)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
         try:
             result = apply(cls, *args, **kwargs)
         except BaseException:
-            self.end(call, None, failed=True)
+            self.end_call(call, None, failed=True)
             raise
         if call is not None:  # its code may hand pointers to kernels: versions prove nothing
-            self.written((args, kwargs, result))
-        self.end(call, result)
+            self.forget_written((args, kwargs, result))
+        self.end_call(call, result)
         return result
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
@@ -194,13 +194,13 @@ class ApiCapture(TorchFunctionMode):
                             if operator and _REFLECTED[operator] == api:
                                 api = operator
                             else:
-                                prefix, api = self._names.called(prefix, api, caller)
+                                prefix, api = self._names.find_call_name(prefix, api, caller)
                         elif api in TWICE and prefix == "Functional":
-                            prefix, api = self._names.called(prefix, api, caller)
+                            prefix, api = self._names.find_call_name(prefix, api, caller)
                         how = _UNRECORDED
                         if self._recorder.kept is None or not self._passes(prefix, api):
                             form = as_called(func, args, kwargs or {}, caller)
-                            call = self.begin(prefix, api, *form, ignored_argument(api, args, kwargs or {}))
+                            call = self.begin_call(prefix, api, *form, ignored_argument(api, args, kwargs or {}))
         except RecursionError as error:
             self._on, self._too_deep, how = _never, error, _AS_IT_IS  # no call is left to tell of it here
         except Exception as error:
@@ -215,7 +215,7 @@ class ApiCapture(TorchFunctionMode):
         try:
             result = func(*args, **kwargs) if kwargs else func(*args)
         except BaseException:
-            self.end(call, None, failed=True)
+            self.end_call(call, None, failed=True)
             raise
         given = result
         try:
@@ -228,14 +228,14 @@ class ApiCapture(TorchFunctionMode):
                 if api in COPIES:
                     self._recorder.copies.add(api, args, kwargs or {}, result)
                 if kwargs and "out" in kwargs:
-                    self._written(kwargs["out"])
+                    self._forget_output(kwargs["out"])
                 elif how == _UNRECORDED and api == "copy_":  # FSDP2 on one rank fills its weights so, and keeps their versions
-                    self._written(args[0])
+                    self._forget_output(args[0])
                 if type(func) in OPERATORS or api.startswith(NAMES):
                     for tensor in written_silently(func, api, args, kwargs or {}):
                         self._recorder.pipeline.backend.forget(tensor, views=tensor is None)
                     if type(func) in OPERATORS and (written := written_arguments(func, args, kwargs or {})):
-                        self._recorder.written(written)
+                        self._recorder.forget_written(written)
                         if result is None and call is not None:  # what it has written is what it gives
                             call.watch, given = False, written
         except RecursionError as error:
@@ -243,38 +243,38 @@ class ApiCapture(TorchFunctionMode):
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
-        self.end(call, given)
+        self.end_call(call, given)
         return result
 
     def _of_library(self, prefix: str, name: str, function: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         """A function of a library that calls a C++ extension."""
         return record_call(self, function, prefix, name, args, kwargs) if self.sees() else function(*args, **kwargs)
 
-    def written(self, tensors: Any) -> None:
+    def forget_written(self, tensors: Any) -> None:
         """A function that was not looked into, or a kernel, had these tensors: it may have written to any of them."""
         try:
-            self._recorder.written(tensors)
+            self._recorder.forget_written(tensors)
         except Exception as error:
             raise_of_training(error)
             self._fail(error)
 
-    def _launched(self, name: str, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
+    def _run_launch(self, name: str, run: Callable[[], Any], args: Any, kwargs: Any) -> Any:
         """The launch of a Triton kernel; its results are the arguments as it leaves them."""
         if not self._on():
             return run()
-        call = self.begin("Triton", name, args, kwargs, ALL_READ) if self.sees() else None
+        call = self.begin_call("Triton", name, args, kwargs, ALL_READ) if self.sees() else None
         if call is not None:
             call.watch = False  # autograd knows nothing of kernels
         try:
             result = run()
         except BaseException:
-            self.end(call, None, failed=True)
+            self.end_call(call, None, failed=True)
             raise
-        self.written(tensors_given(args, kwargs))
-        self.end(call, [*args, *(value for value in kwargs.values() if isinstance(value, torch.Tensor))])
+        self.forget_written(tensors_given(args, kwargs))
+        self.end_call(call, [*args, *(value for value in kwargs.values() if isinstance(value, torch.Tensor))])
         return result
 
-    def _written(self, out: Any) -> None:
+    def _forget_output(self, out: Any) -> None:
         """``out=`` was written. Sharded training does so without raising versions."""
         tensors: list[torch.Tensor] = []
         tensors_in(out, tensors)
@@ -292,7 +292,7 @@ class ApiCapture(TorchFunctionMode):
         calls = recorder.stack.calls
         if calls and calls[-1].inside:
             return False
-        n = recorder.numbers.take(base)
+        n = recorder.numbers.take_number(base)
         if kept.nodes:
             parent = calls[-1].name if calls else self._origin()
             recorder.pipeline.entries.append(Entry(f"{base}.{n}.forward", {}, parent, -1, recorder.micro_step, NODE_ONLY))
@@ -301,19 +301,19 @@ class ApiCapture(TorchFunctionMode):
     def _origin(self) -> str | None:
         return self._origins.of(sys._getframe(_DEPTH)) if self._origins is not None else None
 
-    def begin(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
-        """A call begins; the caller's caller is the user. Returns what `end` wants, None when the capture broke."""
+    def begin_call(self, prefix: str, api: str, args: Any, kwargs: dict[str, Any], ignored: int = -1) -> Call | None:
+        """A call begins; the caller's caller is the user. Returns what `end_call` wants, None when the capture broke."""
         recorder = self._recorder
         try:
             base = f"{prefix}.{api}"
-            n = recorder.numbers.take(base)
+            n = recorder.numbers.take_number(base)
             calls = recorder.stack.calls
             kept = recorder.kept
             kind = ALWAYS if kept is None else kept.api(base)
             call = Call(f"{base}.{n}.forward", f"{base}.{n}.backward", self, calls[-1] if calls else None, kind)
             if call.parent is None:
                 call.parent_name = self._origin()
-            recorder.begin(call, args, kwargs, _DEPTH, ignored)
+            recorder.begin_call(call, args, kwargs, _DEPTH, ignored)
             return call
         except RecursionError as error:
             self._on, self._too_deep = _never, error
@@ -323,7 +323,7 @@ class ApiCapture(TorchFunctionMode):
             self._fail(error)
             return None
 
-    def end(self, call: Call | None, result: Any, failed: bool = False) -> None:
+    def end_call(self, call: Call | None, result: Any, failed: bool = False) -> None:
         """The call has given `result`, or has raised."""
         if call is None:
             return
@@ -331,7 +331,7 @@ class ApiCapture(TorchFunctionMode):
             calls = self._recorder.stack.calls
             if call in calls:
                 del calls[calls.index(call) :]
-            self._recorder.end(call, result, None, failed=failed)
+            self._recorder.end_call(call, result, None, failed=failed)
         except RecursionError as error:
             self._on, self._too_deep = _never, error
         except Exception as error:
@@ -348,7 +348,7 @@ def _never() -> bool:
     return False
 
 
-def _reflected(capture: ApiCapture, name: str) -> Callable[..., Any]:
+def _wrap_operator(capture: ApiCapture, name: str) -> Callable[..., Any]:
     original = getattr(torch.Tensor, name)
 
     def operator(self: torch.Tensor, other: Any) -> Any:

@@ -105,7 +105,7 @@ class ApiNames:
         except TypeError:  # unhashable callable
             return self._search(func)
 
-    def called(self, prefix: str, api: str, caller: FrameType) -> tuple[str, str]:
+    def find_call_name(self, prefix: str, api: str, caller: FrameType) -> tuple[str, str]:
         """(prefix, api) by how it was called: ``x * y`` is ``Tensor.__mul__``, ``x.mul(y)`` is ``Tensor.mul``; the functions of
         ``torch.nn.functional`` that only call a method are themselves; ``torch.conv1d`` is no ``functional.conv1d``, though both are
         one function."""

@@ -105,7 +105,7 @@ def _plan(func: Any, user: FrameType) -> Plan | None:
         return None
     count = form[0]
     if names[0] == "self":
-        bound = _bound(user, func.__name__)
+        bound = _is_called_on_object(user, func.__name__)
         if bound is None:
             return None
         count += bound  # x.norm(2): the instruction does not count x; torch.Tensor.norm(x, 2) does
@@ -118,7 +118,7 @@ def _plan(func: Any, user: FrameType) -> Plan | None:
     return names[:count], form[1], tuple((p.name, p.default) for p in left)
 
 
-def _bound(user: FrameType, name: str) -> bool | None:
+def _is_called_on_object(user: FrameType, name: str) -> bool | None:
     """Is the method `name` called at `user` one of an object (True) or of ``Tensor`` (False)? None: its name stands nowhere before."""
     before = [i for i in dis.get_instructions(user.f_code) if i.offset <= user.f_lasti and not i.opname.startswith(_FILLING)]
     for at in range(len(before) - 1, -1, -1):

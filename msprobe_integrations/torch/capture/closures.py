@@ -19,7 +19,7 @@ def around_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, arou
         None where there is no closure.
     """
 
-    def replaced(closure: Callable[[], Any]) -> Callable[[], Any]:
+    def wrap_closure(closure: Callable[[], Any]) -> Callable[[], Any]:
         @functools.wraps(closure)
         def call() -> Any:
             return around(closure)
@@ -27,9 +27,9 @@ def around_closure(args: tuple[Any, ...], kwargs: Mapping[str, Any] | None, arou
         return call
 
     if len(args) > 1 and callable(args[1]):
-        return (args[0], replaced(args[1]), *args[2:]), dict(kwargs or {})
+        return (args[0], wrap_closure(args[1]), *args[2:]), dict(kwargs or {})
     if kwargs and callable(kwargs.get("closure")):
-        return args, {**kwargs, "closure": replaced(kwargs["closure"])}
+        return args, {**kwargs, "closure": wrap_closure(kwargs["closure"])}
     return None
 
 

@@ -193,7 +193,7 @@ class Capture:
                 read=recorder.reduce_gradient,
                 record=self._record_collectives,
                 is_on=self._is_on,
-                forget=self._written,
+                forget=self._forget_tensor,
                 where=recorder.where,
                 stack=recorder.stack_at,
                 wanted=recorder.keeps,
@@ -206,6 +206,6 @@ class Capture:
             kernels.add(observer)
             self.collectives = observer
 
-    def _written(self, tensor: torch.Tensor) -> None:
+    def _forget_tensor(self, tensor: torch.Tensor) -> None:
         self._pipeline.backend.forget(tensor)
         self.recorder.raw.forget(tensor)

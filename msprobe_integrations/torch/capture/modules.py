@@ -19,7 +19,7 @@ from msprobe_integrations.torch.hooks.backward import is_stand_in
 from msprobe_integrations.torch.hooks.compiled import ORIGINAL, CallBoundary, class_name, has_call_boundary, is_wrapper, shown_path
 from msprobe_integrations.torch.hooks.modules import OwnHook
 
-_PRE = 4  # frames between recorder.begin and the user's call of the module: hook, _call_impl, ...
+_PRE = 4  # frames between recorder.begin_call and the user's call of the module: hook, _call_impl, ...
 Hook = Callable[..., None]
 _SKIPPED_CLASSES = ("FullyShardedDataParallel",)
 
@@ -86,10 +86,10 @@ class ModuleCapture(NamedModules[ModuleInfo]):
         self._sealed: set[int] = set()
         self._too_deep: RecursionError | None = None
 
-    def given(self, models: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
+    def list_models(self, models: nn.Module | Sequence[nn.Module]) -> list[nn.Module]:
         return [models] if isinstance(models, nn.Module) else list(models)
 
-    def named(self, models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
+    def find_modules(self, models: nn.Module | Sequence[nn.Module]) -> list[ModuleInfo]:
         return named_infos(models)
 
     def single(self, module: nn.Module, path: str) -> ModuleInfo:
@@ -163,7 +163,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
                     self._fail(self._too_deep)
                     return
                 call = self.call(info)
-                recorder.begin(call, args, kwargs, _PRE)
+                recorder.begin_call(call, args, kwargs, _PRE)
                 if call.inside:
                     info.inside = True
             except RecursionError as error:
@@ -182,7 +182,7 @@ class ModuleCapture(NamedModules[ModuleInfo]):
                 # sharded modules hold whole or no parameters while they run: what stays is this rank's part
                 parameters = info.parameters if info.sharded else info.module._parameters
                 # torch calls this hook with result None when the forward raised (or was stopped early in a recomputation)
-                recorder.end(call, result, parameters, failed=result is None and sys.exc_info()[1] is not None)
+                recorder.end_call(call, result, parameters, failed=result is None and sys.exc_info()[1] is not None)
             except RecursionError as error:
                 self._too_deep = error
             except Exception as error:

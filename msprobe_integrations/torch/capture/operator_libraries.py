@@ -78,10 +78,10 @@ def _package(_: ModuleType) -> None:
 
 def _module(module: ModuleType) -> None:
     for name in OPERATORS[module.__name__.rpartition(".")[2]]:
-        _replaced.wrap(module, name, functools.partial(_wrapped, name))
+        _replaced.wrap(module, name, functools.partial(_wrap_function, name))
 
 
-def _wrapped(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
+def _wrap_function(name: str, function: Callable[..., Any]) -> Callable[..., Any]:
     @functools.wraps(function)
     def call(*args: Any, **kwargs: Any) -> Any:
         if _compiling():  # first: what is looked at in a compiled region is guarded, and compiled again when it changes

@@ -75,7 +75,7 @@ class Recorder(CallRecorder):
     tensor = torch.Tensor
     convert = staticmethod(convert)
     graph_task = staticmethod(current_graph_task)
-    recording = staticmethod(torch.is_grad_enabled)
+    is_recording = staticmethod(torch.is_grad_enabled)
     sequence = staticmethod(sequence_number)
     edges = staticmethod(edges_of)
     differentiable = staticmethod(differentiable)
@@ -116,7 +116,7 @@ class Recorder(CallRecorder):
             return self._of_copy(tensor, self.reduce)
         ref: TensorRef = self._reduce(tensor)
         if ref[0] < 0:
-            self.unsettled.met(tensor, ref)
+            self.unsettled.note_tensor(tensor, ref)
         return ref
 
     def _of_copy(self, tensor: torch.Tensor, reduce: Reduce) -> TensorRef:
@@ -127,7 +127,7 @@ class Recorder(CallRecorder):
             if row >= 0:
                 return TensorRef(row, intern(*shown._replace(device=str(tensor.device), requires_grad=tensor.requires_grad)))
         ref = self.without_values(tensor, PENDING[0])
-        self.unsettled.met(tensor, ref)
+        self.unsettled.note_tensor(tensor, ref)
         return ref
 
     def _is_there(self, tensor: torch.Tensor) -> bool:
@@ -143,7 +143,7 @@ class Recorder(CallRecorder):
             return self._of_copy(tensor, self._save)
         ref: TensorRef = self.keeper.reduce(tensor)
         if ref[0] < 0:
-            self.unsettled.met(tensor, ref)
+            self.unsettled.note_tensor(tensor, ref)
         return ref
 
     def _without_values(self, tensor: torch.Tensor) -> bool:
@@ -161,7 +161,7 @@ class Recorder(CallRecorder):
             self._unread.append(tensor)
         return True
 
-    def written(self, tensors: Any) -> None:
+    def forget_written(self, tensors: Any) -> None:
         """All tensors in `tensors` may have been written to by code that raises no versions."""
         found: list[torch.Tensor] = []
         tensors_in(tensors, found)
@@ -180,31 +180,31 @@ class Recorder(CallRecorder):
                 self.raw.forget(tensor)
                 structure[key] = reduce(tensor)
 
-    def _look(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
+    def _reduce_arguments(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
         if _modes():  # looking at a tensor would be a call of its own
             with no_torch_function():
-                self._look_at(call, args, kwargs, ignored)
+                self._reduce_without_modes(call, args, kwargs, ignored)
         else:
-            self._look_at(call, args, kwargs, ignored)
+            self._reduce_without_modes(call, args, kwargs, ignored)
 
-    def _look_at(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
+    def _reduce_without_modes(self, call: Call, args: Sequence[Any], kwargs: Mapping[str, Any], ignored: int) -> None:
         if self.unsettled.waiting:
-            self.unsettled.settle()  # before the call can write to what has arrived
+            self.unsettled.fill_arrived()  # before the call can write to what has arrived
         if self._raw:
             self._beginning, self._beginning_api = call, call.name.split(".", 2)[1]
             try:
-                super()._look(call, args, kwargs, ignored)
+                super()._reduce_arguments(call, args, kwargs, ignored)
             finally:
                 self._beginning, unread, self._unread = None, self._unread, []
             if unread:
                 reduce = self.reduce if self.keeper is None else self.reduce_for(call.name)
                 call.unread = list(find_places((call.inputs, call.keywords), UNINITIALISED, iter(unread), reduce))
         else:
-            super()._look(call, args, kwargs, ignored)
+            super()._reduce_arguments(call, args, kwargs, ignored)
         if self.unsettled.seen and call.inputs is not None:
             self.unsettled.await_in((call.inputs, call.keywords), self.reduce if self.keeper is None else self.reduce_for(call.name))
 
-    def end(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
+    def end_call(self, call: Call, result: Any, parameters: Parameters | None, *, failed: bool = False) -> None:
         if _modes():
             with no_torch_function():
                 self._conclude(call, result, parameters, failed)
@@ -213,12 +213,12 @@ class Recorder(CallRecorder):
 
     def _conclude(self, call: Call, result: Any, parameters: Parameters | None, failed: bool) -> None:
         if self.unsettled.waiting:
-            self.unsettled.settle()
+            self.unsettled.fill_arrived()
         if self._raw:
             if call.unread and not failed:
                 self._read_late(call, result)
             if call.is_module:
-                self.written(result)
+                self.forget_written(result)
         super()._conclude(call, result, parameters, failed)
         if self.unsettled.seen and (entry := self.pipeline.entries[-1]).name == call.name:
             made = entry.sections.get("output"), entry.sections.get("parameters")
@@ -228,7 +228,7 @@ class Recorder(CallRecorder):
         """A size is its own object in the existing format."""
         return convert(result, self.reduce).json if isinstance(result, torch.Size) else None
 
-    def watched(self, watch: GradientWatch, outputs: Sequence[torch.Tensor | None]) -> None:
+    def register_watch(self, watch: GradientWatch, outputs: Sequence[torch.Tensor | None]) -> None:
         """The gradients of a call are waited for."""
         for slot, output in enumerate(outputs):
             if output is not None and output._is_view():
@@ -288,7 +288,7 @@ class DeferredStatistics:
         self.seen: list[torch.Tensor] = []
         self.waiting: list[tuple[Place, int | None]] = []
 
-    def met(self, tensor: torch.Tensor, ref: TensorRef) -> None:
+    def note_tensor(self, tensor: torch.Tensor, ref: TensorRef) -> None:
         """The reduction of `tensor` has given a reference without a row."""
         if PENDING in ref.description.extra:
             self.seen.append(tensor)
@@ -300,7 +300,7 @@ class DeferredStatistics:
             tensor = place[2]()
             self.waiting.append((place, None if tensor is None else version_of(tensor)))
 
-    def settle(self) -> None:
+    def fill_arrived(self) -> None:
         """The values of some tensors may have arrived. What has been written to meanwhile has lost those that it was to show."""
         waiting, self.waiting = self.waiting, []
         for place, version in waiting:
@@ -315,6 +315,6 @@ class DeferredStatistics:
 
     def end_step(self) -> None:
         """What is still on its way stays without statistics."""
-        self.settle()
+        self.fill_arrived()
         self.waiting.clear()
         self.seen.clear()

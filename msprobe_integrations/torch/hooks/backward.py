@@ -83,7 +83,7 @@ class GradientWatch(_GradientWatch):
     view: View | None
 
     @staticmethod
-    def widened(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    def cast_gradient(gradient: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         with torch.no_grad(), torch._C.DisableTorchFunction():
             return gradient.to(dtype)
 
@@ -231,7 +231,7 @@ class _Hook(LightHook):
         watch = self.watch
         if watch.active:
             try:
-                watch.arrived(self.todo, grad_inputs, grad_outputs)
+                watch.receive_gradients(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # autograd would raise it out of the user's backward()
                 raise_of_training(error)
                 watch.active = False
@@ -283,7 +283,7 @@ class ViewHook(LightHook):
                 whole = grad_inputs[0]
                 with torch.no_grad(), torch._C.DisableTorchFunction():
                     gradient = None if whole is None else whole.as_strided(*self.place)
-                watch.arrived(self.todo, (gradient,), (gradient,))
+                watch.receive_gradients(self.todo, (gradient,), (gradient,))
             except Exception as error:
                 raise_of_training(error)
                 watch.active = False

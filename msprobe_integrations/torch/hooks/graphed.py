@@ -64,27 +64,27 @@ class GraphedModules:
         self._users.add(hooks)
         if not self._patches:
             for owner in (torch.cuda, torch.cuda.graphs):
-                self._patches.add(owner, _MAKE, self._make)
+                self._patches.add(owner, _MAKE, self._make_graphed)
             for name in _MAKERS:
-                after_import(name, self._imported)
+                after_import(name, self._patch_module)
 
     def leave(self, hooks: Hooks) -> None:
         """`hooks` are on modules no more."""
         self._users.discard(hooks)
         if not self._users:
             for name in _MAKERS:
-                forget(name, self._imported)
+                forget(name, self._patch_module)
             self._patches.close()
 
-    def _imported(self, module: ModuleType) -> None:
+    def _patch_module(self, module: ModuleType) -> None:
         if callable(vars(module).get(_MAKE)):
-            self._patches.add(module, _MAKE, self._make)
+            self._patches.add(module, _MAKE, self._make_graphed)
         for name, handler in (("CudaGraphManager", _replay), ("GraphableMegatronModule", _replay_te)):
             caller = vars(module).get(name)
             if caller is not None and caller.__module__ == module.__name__ and "__call__" in vars(caller):
                 self._patches.add(caller, "__call__", handler)
 
-    def _make(self, make: Callable[..., Any], callables: Any, *args: Any, **kwargs: Any) -> Any:
+    def _make_graphed(self, make: Callable[..., Any], callables: Any, *args: Any, **kwargs: Any) -> Any:
         users = list(self._users)
         for hooks in users:
             hooks.hide()

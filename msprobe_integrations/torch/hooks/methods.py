@@ -29,7 +29,7 @@ class MethodHooks:
         self._part = part
         self._undo: list[Callable[[], None]] = []
 
-    def guarded(self, look: _Look) -> _Look:
+    def guard_hook(self, look: _Look) -> _Look:
         """`look` for a hook that a framework calls: without autograd, and nothing that it raises comes out of it."""
 
         def call(*args: Any, **kwargs: Any) -> None:
@@ -41,11 +41,11 @@ class MethodHooks:
 
     def before(self, owner: Any, name: str, look: _Look) -> None:
         """Call `look` with the method's arguments before each call of ``owner.name``."""
-        self._add(owner, name, 0, self.guarded(look))
+        self._add(owner, name, 0, self.guard_hook(look))
 
     def after(self, owner: Any, name: str, look: _Look) -> None:
         """Call `look` with the result after each call of ``owner.name`` that returned."""
-        self._add(owner, name, 1, self.guarded(look))
+        self._add(owner, name, 1, self.guard_hook(look))
 
     def on_undo(self, undo: Callable[[], None]) -> None:
         """Something else that is to be taken off with the rest (the ``remove`` of a hook's handle)."""

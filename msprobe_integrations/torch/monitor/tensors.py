@@ -25,7 +25,7 @@ from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.recorder import MOST_OPEN, no_torch_function
 from msprobe_integrations.torch.hooks.backward import Edge, GradientWatch, edge, sequence_number
 from msprobe_integrations.torch.hooks.modules import ModuleHooks, Post, Pre
-from msprobe_integrations.torch.tensors.containers import opened
+from msprobe_integrations.torch.tensors.containers import open_object
 
 __all__ = ["TensorWatch", "matches"]
 
@@ -37,7 +37,7 @@ _new = tuple.__new__
 _KIND = "log2"
 _NO_EXTRA: dict[str, Any] = {}
 _PART = "activation monitor"
-inputs_of, outputs_of = tensor_names(torch.Tensor, opened, (torch.dtype, torch.device, torch.Size))
+inputs_of, outputs_of = tensor_names(torch.Tensor, open_object, (torch.dtype, torch.device, torch.Size))
 _LOST = "activation gradients, too many calls without a backward pass"
 
 

@@ -69,7 +69,7 @@ def _words(raw: torch.Tensor) -> torch.Tensor:
     return raw.view(torch.int64)
 
 
-def _pinned(n: int) -> torch.Tensor:
+def _allocate_pinned(n: int) -> torch.Tensor:
     return torch.empty(n, dtype=torch.uint8, device="cpu", pin_memory=True)
 
 
@@ -105,7 +105,7 @@ class _Block:
             self._made = module.Event()
             self._made.record(first)
 
-    def put(self, tensor: _Tensor, data: torch.Tensor) -> None:
+    def copy_data(self, tensor: _Tensor, data: torch.Tensor) -> None:
         """Copy `data` (any strides, fits) behind what is there."""
         assert self.memory is not None
         if self.module is not None:
@@ -130,7 +130,7 @@ class _Block:
             side = side_stream(module, self.device)
             for stream in self._streams:
                 side.wait_stream(stream)
-            self._host = _pinned(self.filled)
+            self._host = _allocate_pinned(self.filled)
             with module.stream(side):
                 self._host.copy_(memory[: self.filled], non_blocking=True)
                 self._event = module.Event()
@@ -175,7 +175,7 @@ class Staging:
         self._tensors: list[tuple[_Tensor, list[_Block]]] = []
         self.waited = 0.0
 
-    def take(self, data: torch.Tensor, row: int) -> None:
+    def stage_bytes(self, data: torch.Tensor, row: int) -> None:
         """Copy the bytes of a strided tensor as they are now (in the order of its stream); its CRC belongs to `row` of the step."""
         tensor, blocks = _Tensor(row), []
         with self._lock:
@@ -195,7 +195,7 @@ class Staging:
             if len(self._sent) >= MOST_BLOCKS:
                 self._wait(self._sent.popleft())
             self._block = _Block(data, self._module)
-        self._block.put(tensor, data)
+        self._block.copy_data(tensor, data)
         return self._block
 
     def _close(self) -> None:

@@ -68,7 +68,7 @@ class PairRows(PairReducer):
     tensors = _Torch()
     _unfit: Callable[[torch.Tensor], str]
     _without: Callable[[TensorDescription, str], TensorRef]
-    _described: Callable[[Any], TensorDescription]
+    _describe_tensor: Callable[[Any], TensorDescription]
     _start: Callable[..., None]
     _device_rows: Callable[[Step, torch.Tensor, int, int], tuple[Taker, Any]]
     unsupported: dict[str, int]
@@ -147,7 +147,7 @@ class PairRows(PairReducer):
             raise_of_training(error)
             if row >= 0:
                 step.host.clear(row)
-            return self._without(self._described(pair.a), f"pair: {type(error).__name__}: {str(error)[:80]}")
+            return self._without(self._describe_tensor(pair.a), f"pair: {type(error).__name__}: {str(error)[:80]}")
 
     def _learn_pair(self, a: torch.Tensor, b: torch.Tensor, description: TensorDescription, numel: int) -> None:
         if type(a) in _describe._PLAIN and type(b) in _describe._PLAIN:
@@ -207,7 +207,7 @@ class PairRows(PairReducer):
             raise_of_training(error)
             for row in range(first, first + n if first >= 0 else first):
                 step.host.clear(row)
-            return self._without(self._described(tensors[0]), f"histogram: {type(error).__name__}: {str(error)[:80]}").row
+            return self._without(self._describe_tensor(tensors[0]), f"histogram: {type(error).__name__}: {str(error)[:80]}").row
 
 
 def _build_pair_key(a: Any, b: Any) -> tuple[Any, ...]:

@@ -60,7 +60,7 @@ class DeviceRows:
         self._joined.clear()
         return made
 
-    def take(self, like: torch.Tensor, place: int, count: int, flags: int, repeat: int = 1) -> torch.Tensor:
+    def take_row(self, like: torch.Tensor, place: int, count: int, flags: int, repeat: int = 1) -> torch.Tensor:
         """The next device row, [`scaled_sums.WORDS`] int64, for row `place` of the step, to be written on the present stream."""
         with self._lock:
             at = self._enter(like, place, count, flags, repeat)
@@ -68,7 +68,7 @@ class DeviceRows:
             return self.chunks[at // self._capacity][at % self._capacity]
 
     def take_address(self, like: torch.Tensor, place: int, count: int, flags: int, stream: int) -> int:
-        """As `take`, the address of the row, whose first sixteen words are written; `stream`: handle of the present stream."""
+        """As `take_row`, the address of the row, whose first sixteen words are written; `stream`: handle of the present stream."""
         with self._lock:
             at = self._enter(like, place, count, flags)
             if stream not in self._joined:
@@ -112,13 +112,13 @@ class DeviceRows:
             stream.wait_event(self._made)  # else zeros, or work on what was in this memory before, could come after the row
             self._follow.add(stream)
 
-    def filled(self) -> torch.Tensor:
+    def join_rows(self) -> torch.Tensor:
         """All rows taken, [n, `scaled_sums.WORDS`] int64, still on the device."""
         whole = self.chunks[0] if len(self.chunks) == 1 else torch.cat(self.chunks)
         return whole[: len(self.places)]
 
     def scatter(self, found: npt.NDArray[np.int64], out: Rows) -> None:
-        """Put the rows that arrived (`found`, as `filled` gave them) to their places in the step's rows, with the words the host knows."""
+        """Put the arrived rows (`found`, as `join_rows` gave them) to their places in the step's rows, with the words the host knows."""
         ints = found[:, : _rows.WORDS].copy()
         flags = np.array(self.flags, np.int64)
         ints[:, _rows.COUNT] = self.counts
@@ -184,7 +184,7 @@ class Taker:
 
     def __call__(self, count: int, repeat: int = 1) -> torch.Tensor:
         """The row of the next `count` elements, each of which is in the tensor `repeat` times."""
-        self.last = self._rows.take(self._like, self._place, count, self._flags, repeat)
+        self.last = self._rows.take_row(self._like, self._place, count, self._flags, repeat)
         self.given += 1
         return self.last
 

@@ -45,7 +45,7 @@ Seen = tuple[Any, int, TensorRef, int, int, int]
 class LateScale(dict[str, Any]):
     """``{"min": ..., "max": ...}`` of the scales of a quantized tensor, filled when the rows of the step are on the host."""
 
-    def put(self, row: Rows) -> None:
+    def set_range(self, row: Rows) -> None:
         """`row`: that of the scales, [16]."""
         found = _rows.read_row(row)
         for key, number in (("min", found.min), ("max", found.max)):
@@ -81,7 +81,7 @@ class _Copy:
         if source.device.type != "cpu" and hasattr(module, "Stream") and not getattr(type(source.chunks[0]), "probe_device", False):
             self._start(module)
         else:
-            self.device_rows = source.filled()
+            self.device_rows = source.join_rows()
 
     def _start(self, module: Any) -> None:
         """Pinned copy on a side stream that follows every stream the rows were written on."""
@@ -91,7 +91,7 @@ class _Copy:
             for stream in {*source.streams, module.current_stream(source.device)}:
                 side.wait_stream(stream)
             with module.stream(side):
-                self.device_rows = rows = source.filled()  # not before the waits: it reads the rows to put them together
+                self.device_rows = rows = source.join_rows()  # not before the waits: it reads the rows to put them together
                 self.host = host_memory(rows.shape, rows.dtype)
                 self.host.copy_(rows, non_blocking=True)
                 self.event = module.Event()
@@ -148,7 +148,7 @@ class TorchPendingRows:
                         self._step.crcs.update(staging.results())
                 _put_crcs(self._step.crcs, out)
             for scale, row in self._step.scales:
-                scale.put(out[row])
+                scale.set_range(out[row])
             self._rows, self._step, self._copies = out, None, []
         return self._rows
 

@@ -12,7 +12,7 @@ from torch.utils import _pytree
 from msprobe_integrations.common.capture import containers as _common
 from msprobe_integrations.common.capture.containers import CLASS_KEY, MOST_ITEMS, class_text, finder
 
-__all__ = ["CLASS_KEY", "class_text", "opened", "tensors_in"]
+__all__ = ["CLASS_KEY", "class_text", "open_object", "tensors_in"]
 
 _CACHES: dict[str, tuple[str, ...]] = {
     # module of the class: attributes that hold keys and values; what is missing in a version is left out
@@ -22,9 +22,9 @@ _CACHES: dict[str, tuple[str, ...]] = {
 }
 
 
-def opened(value: Any) -> dict[str, Any] | None:
+def open_object(value: Any) -> dict[str, Any] | None:
     """The members of an object by name; None when it is not one of those that are opened. May raise what the object's code raises."""
-    parts = _common.opened(value)
+    parts = _common.open_object(value)
     kind = type(value)
     if parts is not None or issubclass(kind, tuple):
         return parts
@@ -37,7 +37,7 @@ def opened(value: Any) -> dict[str, Any] | None:
     return None
 
 
-tensors_in = finder(torch.Tensor, opened)
+tensors_in = finder(torch.Tensor, open_object)
 
 
 def _open_registered(value: Any, node: Any) -> dict[str, Any]:

@@ -9,11 +9,20 @@ import torch
 
 from msprobe_engine.core.records import Opaque, TensorRef
 from msprobe_integrations.common.capture.descriptions import intern
-from msprobe_integrations.common.capture.structure import MAX_DEPTH, MAX_VALUES, Reduce, converter, group_id, named, simple, undescribed
+from msprobe_integrations.common.capture.structure import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    Reduce,
+    converter,
+    describe_foreign_array,
+    describe_unknown,
+    group_id,
+    simple,
+)
 from msprobe_integrations.torch.statistics.pending import quiet
-from msprobe_integrations.torch.tensors.containers import opened
+from msprobe_integrations.torch.tensors.containers import open_object
 
-__all__ = ["MAX_DEPTH", "MAX_VALUES", "convert", "group_id", "named", "process_group", "simple"]
+__all__ = ["MAX_DEPTH", "MAX_VALUES", "convert", "describe_unknown", "group_id", "process_group", "simple"]
 
 
 def _other(value: Any, reduce: Reduce) -> Any:
@@ -35,7 +44,7 @@ def _other(value: Any, reduce: Reduce) -> Any:
     return None
 
 
-convert = converter(torch.Tensor, opened, _other)
+convert = converter(torch.Tensor, open_object, _other)
 
 
 def process_group(group: Any) -> Opaque:
@@ -65,7 +74,7 @@ def _array(value: np.ndarray[Any, Any], reduce: Reduce) -> TensorRef | Opaque:
         with quiet():
             tensor = torch.from_numpy(value if plain else value.astype(value.dtype.newbyteorder("=")))
     except TypeError:
-        return undescribed(value)
+        return describe_foreign_array(value)
     ref = reduce(tensor)
     shown = ref.description
     return TensorRef(ref.row, intern("numpy.ndarray", str(value.dtype), shown.shape, None, "cpu", shown.extra))

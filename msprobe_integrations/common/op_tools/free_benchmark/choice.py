@@ -30,7 +30,7 @@ class Choice:
 
     def name(self, base: str) -> tuple[str, bool]:
         """Name of the next call of an API, and whether it is wanted. Every call of the step is told here, for their numbers."""
-        name = f"{base}.{self._numbers.take(base)}"
+        name = f"{base}.{self._numbers.take_number(base)}"
         kept = self.kept
         if kept is None:
             return name, True

@@ -78,7 +78,7 @@ class Checker:
         """Is a call made now looked at?"""
         return self.on and not self._inside and threading.get_ident() == self._thread
 
-    def take(self, api: Api, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
+    def make_call(self, api: Api, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Any:
         """Make a call of the training; what it calls inside is not looked at."""
         self._inside = True
         try:

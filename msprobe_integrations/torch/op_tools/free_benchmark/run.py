@@ -105,11 +105,11 @@ class ApiMode(ApiCapture):
         """A function of torch that the program has replaced by its own is one call."""
 
         def call(*args: Any, **kwargs: Any) -> Any:
-            return self.take(function, prefix, name, args, kwargs) if self.sees() else function(*args, **kwargs)
+            return self.make_call(function, prefix, name, args, kwargs) if self.sees() else function(*args, **kwargs)
 
         return call
 
-    def take(self, function: Callable[..., Any], prefix: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
+    def make_call(self, function: Callable[..., Any], prefix: str, name: str, args: Any, kwargs: dict[str, Any]) -> Any:
         """Make a call that is a record as a whole; what it calls inside is not looked at."""
         seen = self._checker.before(prefix, name, function, args, kwargs)
         with self.aside():
@@ -128,13 +128,13 @@ class ApiMode(ApiCapture):
         self._made = None
         return self._instead.pop() if self._instead else result
 
-    def begin(self, prefix: str, api: str, *_: Any) -> Any:
+    def begin_call(self, prefix: str, api: str, *_: Any) -> Any:
         made, self._made = self._made, None
         if made is None:
             return None
         return self._checker.before(prefix, api, *made)
 
-    def end(self, call: Any, result: Any, failed: bool = False) -> None:
+    def end_call(self, call: Any, result: Any, failed: bool = False) -> None:
         if isinstance(call, Seen) and not failed:
             instead = self._checker.after(call, result)
             if instead is not result:

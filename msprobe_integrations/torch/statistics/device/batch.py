@@ -102,7 +102,7 @@ class Batch:
             launcher.start(direct, (data, *pair[:1]), n, row, launcher.numbers(line), self._stream)
         except Exception as error:
             raise_of_training(error)
-            launcher.failed(error)
+            launcher.note_failure(error)
             rows.cancel(row)
             self._lost(f"launch: {type(error).__name__}: {str(error)[:80]}")
 

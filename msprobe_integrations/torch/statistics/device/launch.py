@@ -227,7 +227,7 @@ class Launcher:
             if len(merges) and merges.data_ptr() % ALIGNMENT == 0:
                 self._merge_many = bind(merged, self._more_words)
 
-    def failed(self, error: Exception) -> None:
+    def note_failure(self, error: Exception) -> None:
         """A direct call has raised `error`: no launch is tried that way again, unless there was no memory."""
         if "out of memory" not in str(error):
             distrust(self.device.type, f"{type(error).__name__}: {str(error)[:200]}")

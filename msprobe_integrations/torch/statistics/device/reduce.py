@@ -65,7 +65,7 @@ class DeviceReduce:
                 data, row, n, *second = line
                 launcher.start(direct, (data, *second[:1]), n, row, launcher.numbers(line), stream)
             except Exception as error:
-                launcher.failed(error)
+                launcher.note_failure(error)
                 raise
 
     def _reduce_on_device(self, step: Step, tensor: torch.Tensor, version: int, pointer: int, description: TensorDescription) -> TensorRef:
