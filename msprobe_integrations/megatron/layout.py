@@ -314,7 +314,8 @@ def _fsdp_shards(chunk: Any) -> dict[int, torch.Tensor]:
         chunk: a model chunk as the loop has it.
     """
     shards: dict[int, torch.Tensor] = {}
-    for _, shard in getattr(getattr(chunk, "param_and_grad_buffer", None), "optimizer_named_parameters", ()):
+    buffer = optional(chunk, "param_and_grad_buffer", because="only Megatron-FSDP has one, which `FSDP_ROWS` asks for")
+    for _, shard in optional(buffer, "optimizer_named_parameters", (), because="a module of this name that is not Megatron's has none"):
         if _is_fsdp_shard(shard):
             shards[id(shard)] = shards[id(shard.orig_param)] = shard
     return shards
@@ -330,7 +331,7 @@ def _is_fsdp_shard(parameter: Any) -> bool:
 def _range_of(shard: Any) -> tuple[int, int] | None:
     """First element of the whole that this rank has, and the one after the last; None when this version does not say."""
     size = dtensors.local(shard).numel()
-    place = getattr(shard, "megatron_fsdp_slice", None)
+    place = optional(shard, "megatron_fsdp_slice", because="without it no range is claimed")
     if not size:
         return 0, 0
     return (place.start, place.stop) if isinstance(place, slice) and place.stop - place.start == size else None

@@ -59,7 +59,7 @@ def test_entries_of_any_kind_in_any_place(megatron_checkpoints: Path, tmp_path: 
     everywhere = list(places(whole))
     outer = [path for path in everywhere if len(path) <= 4]
     chosen = random.Random(case)
-    read = (read_torch_dist if file == "common.pt" else read_megatron).read
+    read = (read_torch_dist if file == "common.pt" else read_megatron).read_checkpoint
     for number in range(24):
         tree = copy.deepcopy(whole)
         put(tree, chosen.choice(outer if number % 3 else everywhere), chosen.choice([*STRANGE, torch.ones(2), torch.ones(())]))
