@@ -34,6 +34,7 @@ NOT_COMPARED = {
         r"(del|null) (task|level|framework|summary_mode)": "what it stands for without the key is what the dump is, or the records say it",
         r"(del|null) (rank|world_size)": "of one rank nothing else is asked; a dump without them does not say how many ranks the run had",
         r"(del|null) (dump_data_dir|nonfinite_counts)": "says where files lie and who wrote; no number",
+        r"\S+ (written_with|run_began|step_ended)\S*": "says who wrote it, and when; no number",
         r"\S+ \S+\.requires_grad": "True and False are told apart; a flag that is not known is no number",
         r"\S+ data\.Distributed\S*\.async": "says when the result is waited for, not what it is",
         r"(del|null|empty) data\.\S+\.input_kwargs": "only of calls that have none, or none with a value",
@@ -45,7 +46,7 @@ NOT_COMPARED = {
         r"del msprobe/hyperparameters/\S+#\S+#(origin|where|framework)": "where a value comes from; two runs may say it in two places",
         r"\S+ msprobe/hyperparameters/\S+#optimizer\.\w+(#value)?": "what a run does not say is the framework's default, which is known",
         r"del msprobe/hyperparameters/\S+#(world_size|model.parameters_of_rank)(#value)?": "follows from the ranks and the layout",
-        r"del msprobe/(meta|ranks/rank\*).json#(host|node|step_unit)": "says where the run was, and what its steps are called",
+        r"del msprobe/(meta|ranks/rank\*).json#(host|node|step_unit|rank|world_size|local_rank|process)": "where the run was; the file has the rank in its name",  # noqa: E501
         r"del msprobe/dataset/\S+#samples": "digests of the rows, beside that of the whole batch",
         r"del msprobe/system/\S+#flags#(autocast.cpu|autocast.cuda|mkldnn.enabled)": "null where it is off; harmless by the rules of the system",  # noqa: E501
         r"del msprobe/system/\S+#(devices|drivers)": "empty on a machine without devices",

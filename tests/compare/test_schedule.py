@@ -23,7 +23,7 @@ from msprobe_engine.align.sources import pair_paths
 from msprobe_engine.align.tasks import Task
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.process.jobs import cluster, run_jobs
-from msprobe_engine.formats.dump.replicas import far
+from msprobe_engine.formats.dump.replicas import far as far_reading
 from msprobe_engine.formats.dump.replicas.far import Answer
 from msprobe_engine.formats.dump.replicas.reader import ReplicaReader
 from msprobe_engine.formats.dump.replicas.shared_columns import SharedColumns
@@ -290,7 +290,7 @@ def test_ranks_that_workers_read_are_those_that_are_read_here(tmp_path: Path, ca
     with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
         far, here = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address), ReplicaReader(SharedColumns())
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(far, "_answer_for_file", partial(_look_but, hidden=files[5]))
+            patch.setattr(far_reading, "_answer_for_file", partial(_look_but, hidden=files[5]))
             far.expect(files)
     assert [record.getMessage() for record in caplog.records if "1 of 6 files, the first is" in record.getMessage()]
     for file in files:
@@ -311,14 +311,14 @@ def test_workers_read_each_file_once(tmp_path: Path) -> None:
     with distributed.LocalCluster(n_workers=1, processes=False, dashboard_address=None) as cluster:
         far = ReplicaReader(SharedColumns(), scheduler=cluster.scheduler_address)
         with pytest.MonkeyPatch.context() as patch:
-            patch.setattr(far, "read_text", lambda file: (read.append(file), read_text(file))[1])
+            patch.setattr(far_reading, "read_text", lambda file: (read.append(file), read_text(file))[1])
             far.expect(files)
     files[2].write_text("{")
     assert sorted(read) == files
     assert [_columns(far, file) for file in files] == expected
 
 
-_look = far._answer_for_file
+_look = far_reading._answer_for_file
 
 
 def _look_but(call: str, file: Path, hidden: Path) -> Answer:

@@ -72,7 +72,7 @@ def differences(stage: int, dtype: str, accumulation: int, more: dict[str, Any])
         boundary = engine.is_gradient_accumulation_boundary()
         named = list(engine.module.named_parameters())
         for name, parameter in named if boundary else ():
-            compare("gradient", name, parameter, shards.reduced(parameter), safe_get_full_grad(parameter))
+            compare("gradient", name, parameter, shards.read_reduced(parameter), safe_get_full_grad(parameter))
         engine.step()
         for name, parameter in named if boundary else ():
             compare("master", name, parameter, shards.main(parameter), safe_get_full_fp32_param(parameter))
@@ -109,7 +109,7 @@ def round_robin(stage: int, on: bool) -> dict[str, torch.Tensor]:
     for number, x in enumerate(harness.batches("bf16", 2)):
         engine.backward(engine(x))
         for name, parameter in engine.module.named_parameters() if number else ():
-            found[name] = put_together(shards, parameter, shards.reduced(parameter))
+            found[name] = put_together(shards, parameter, shards.read_reduced(parameter))
         engine.step()
     for name, parameter in engine.module.named_parameters():
         found[f"{name} master"] = put_together(shards, parameter, shards.main(parameter))
@@ -139,7 +139,7 @@ def one_each(stage: int) -> list[tuple[int, bool]]:
     engine.backward(engine(harness.batches("fp32", 1)[0]).pow(2).mean())
     found = []
     for parameter in engine.module.parameters():
-        part, theirs = shards.reduced(parameter), safe_get_full_grad(parameter)
+        part, theirs = shards.read_reduced(parameter), safe_get_full_grad(parameter)
         assert part is not None
         found.append((part.numel(), torch.equal(put_together(shards, parameter, part), theirs.view(-1))))
     return found

@@ -32,7 +32,7 @@ def steps(model: nn.Module, optimizer: torch.optim.Optimizer, count: int = 2) ->
 
 def patches(*names: tuple[Any, str]) -> list[str]:
     """Which of these functions are ours now."""
-    code = next(c for c in FunctionPatch.__init__.__code__.co_consts if getattr(c, "co_name", "") == "patched")
+    code = next(c for c in FunctionPatch.__init__.__code__.co_consts if getattr(c, "co_name", "") == "call_handlers")
     return [name for where, name in names if getattr(vars(where)[name], "__code__", None) is code]
 
 
