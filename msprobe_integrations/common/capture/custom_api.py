@@ -113,9 +113,9 @@ def record_call(
     capture: ApiRecords, function: Callable[..., Any], prefix: str, name: str, args: Any, kwargs: dict[str, Any], skip: int = 0
 ) -> Any:
     """Call `function` as one record ``{prefix}.{name}.{N}``; the first `skip` arguments are no inputs."""
-    take = getattr(capture, "take", None)
-    if take is not None:
-        return take(function, prefix, name, args, kwargs)
+    make_call = getattr(capture, "make_call", None)
+    if make_call is not None:
+        return make_call(function, prefix, name, args, kwargs)
     note = capture.begin_call(prefix, name, args[skip:], kwargs)
     try:
         with capture.aside():  # calls inside are its own business, as with torch's composite functions
