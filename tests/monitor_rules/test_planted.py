@@ -237,6 +237,27 @@ def test_a_parameter_that_never_was_trained(tmp_path: Path) -> None:
     assert [(a.rule, a.step, a.name) for a in recorder.alerts] == [("untrained_parameter", 19, "adapter.weight")]
 
 
+def test_parameters_that_are_not_meant_to_be_trained(tmp_path: Path) -> None:
+    """A teacher in no optimizer, and a bias whose gradient is zero beside that of its weight: no alert."""
+    model = Gpt(1)
+
+    def cancel(step: Step) -> None:
+        bias = step.model.layers[0].fc2.bias
+        assert bias.grad is not None
+        bias.grad.zero_()
+
+    teacher = torch.nn.Linear(2, 2)
+
+    def of_the_student(parameters: Any) -> torch.optim.Optimizer:
+        theirs = {id(p) for p in teacher.parameters()}
+        return torch.optim.AdamW([p for p in parameters if id(p) not in theirs], lr=1e-3)
+
+    model.teacher = teacher
+    monitor = MonitorSettings(gradients=True)
+    recorder = train(tmp_path, 24, rules=RECOMMENDED, model=model, monitor=monitor, optimizer=of_the_student, after_backward=cancel)
+    assert recorder.alerts == []
+
+
 @pytest.mark.parametrize("digest", [False, True])
 def test_a_parameter_that_something_writes_into(digest: bool, tmp_path: Path) -> None:
     """Between two updates, in the step in which it is seen; weights that are all loaded anew are no fault of one."""

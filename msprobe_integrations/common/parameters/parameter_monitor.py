@@ -61,6 +61,7 @@ class ParameterMonitor:
         replicas: compares what has to be equal on several ranks.
         stale: settings have changed since the watches were made.
         owned: names of the parameters that have been in an optimizer.
+        counted: parameters of the optimizer whose updates are counted; a new one of the same parameters goes on, or has lost its state.
     """
 
     def __init__(self, probe: ProbeBase, find: Find, exchanges: Exchanges, ranks: Ranks) -> None:
@@ -70,6 +71,7 @@ class ParameterMonitor:
         self.replicas = ReplicaCheck(probe, ranks)
         self.stale = False
         self.owned: set[str] = set()
+        self.counted: Sequence[Callable[[], Any]] = []
         self._left = False
         self._probe = probe
         self._find = find

@@ -316,7 +316,8 @@ class ParameterSampler:
             for piece in self.source.pieces:
                 name = f"{piece.name} (vpp stage {piece.vpp_stage})" if piece.vpp_stage else piece.name
                 if self.source.gradient(piece) is None:
-                    untrained[name] = NO_GRADIENT
+                    if piece in held or name in before or not held:  # else nobody means to train it, as a teacher's
+                        untrained[name] = NO_GRADIENT
                 elif piece in held:
                     before.add(name)
                 elif name in before:

@@ -58,6 +58,11 @@ class PlainSource:
         self._optimizer = inner_optimizer(optimizer)
         others = probe.parameters.optimizers
         self._is_first = not others or inner_optimizer(others[0]) is self._optimizer
+        self._is_new = False
+        if self._is_first:
+            counted = [weakref.ref(p) for group in self._optimizer.param_groups for p in group["params"]]
+            before, probe.parameters.counted = probe.parameters.counted, counted
+            self._is_new = len(before) != len(counted) or any(a() is not b() for a, b in zip(before, counted))
         self._roots = [weakref.ref(unwrap_model(model)) for model in models]
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._watch: ParameterSampler | None = None
@@ -263,8 +268,10 @@ class PlainSource:
                     roots = [root for ref in self._roots if (root := ref()) is not None]
                     if roots and not any(root.training for root in roots):
                         watch.scalar(EVALUATION_MODE, 1.0)
-                    if updates := updates_done([self._optimizer]):
+                    updates = updates_done([self._optimizer])
+                    if updates or self._is_new:  # no update of parameters that no optimizer had before: nothing is lost
                         watch.scalar(UPDATES_MADE, float(updates))
+                    self._is_new = False
         try:
             return self._at_update(watch, args, kwargs)
         except Exception as error:

@@ -106,6 +106,26 @@ def test_gradients_that_nobody_clears(cleared: str, micro: int) -> None:
     assert kept == ([None, 1.0, 1.0, 1.0] if cleared == "not" else [None] * 4)
 
 
+@pytest.mark.parametrize("same", [False, True])
+def test_a_second_model_loses_no_state_and_keeps_no_gradients(same: bool) -> None:
+    """The optimizer of other parameters counts from 0, which no rule takes for a lost state; that of the same parameters says nothing
+    of it. Gradients that are left in the first model are not added to."""
+    with cases.launched(rules="recommended") as launch:
+        models = [cases.two(), cases.two(1)]
+        for model in models[:1] * 2 if same else models:
+            optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+            for number in range(4):
+                optimizer.zero_grad()
+                model(cases.batch(number)).square().mean().backward()
+                optimizer.step()
+    made = launch.scalars("updates_made")
+    assert made == ([0.0, 1.0, 2.0, 3.0, 0.0, 1.0, 2.0, 3.0] if not same else made)
+    assert 0.0 not in made[1:] or not same
+    assert launch.scalars("gradients_kept") == [None] * len(made)
+    lines = [line for file in launch.directory.rglob("alerts.jsonl") for line in file.read_text().splitlines()]
+    assert [json.loads(line)["name"] for line in lines] == (["updates_made"] if same else [])
+
+
 def gan(rounds: int, critic: int) -> None:
     generator, discriminator = cases.two(1), cases.two(2)
     of_g = torch.optim.Adam(generator.parameters(), lr=0.01)

@@ -273,7 +273,7 @@ class PlainObserver(LoopObserver):
                 self._go_away()  # rows of a second update would stand beside those of the first
         elif optimizer is self._optimizers[0]:
             self._note_rate(optimizer)
-            if len(self._optimizers) == 1 and self._kept.found:
+            if len(self._optimizers) == 1 and self._kept.added:
                 self.note({GRADIENTS_KEPT: 1.0})
 
     def update_ends(self, optimizer: Any) -> None:

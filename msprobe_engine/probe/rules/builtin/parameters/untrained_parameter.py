@@ -39,8 +39,8 @@ class _Gap:
 
 
 class UntrainedParameterRule(Rule):
-    """Warnings for parameters that require a gradient and have none (or one of exact zeros) while others have: of those that had one for
-    `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters with a gradient that no
+    """Warnings for parameters that require a gradient and have none (or one of exact zeros, as has the whole module) while others
+    have: of those that had one for `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters with a gradient that no
     optimizer has: for `patience` monitored steps, or at once where one had them before. Experts are the business of ``dead_expert``, and
     all of them without a gradient that of ``no_progress``."""
 
@@ -63,6 +63,7 @@ class UntrainedParameterRule(Rule):
         self._layout: Layout | None = None
         self._rows: npt.NDArray[np.intp] = np.zeros(0, np.intp)
         self._names: list[str] = []
+        self._modules: list[tuple[str, int]] = []
 
     def check(self, frame: Frame) -> list[Alert]:
         if not frame.complete or frame.skipped:
@@ -92,13 +93,15 @@ class UntrainedParameterRule(Rule):
             chosen = [s for s in frame.samples if s.family == "grad_reduced" and s.ref.row >= 0]
             self._layout, self._rows = layout, np.array([s.ref.row for s in chosen], np.intp)
             self._names = [(f"{s.name} (vpp stage {s.vpp_stage})" if s.vpp_stage else s.name) for s in chosen]
+            self._modules = [(s.name.rpartition(".")[0] or s.name, s.vpp_stage) for s in chosen]
         if not len(self._rows):
             return None
         ints = as_int64(frame.rows[self._rows])
         zero = ints[:, ZEROS] == ints[:, COUNT]
         if zero.all():
             return None
-        names = {self._names[i] for i in np.flatnonzero(zero)} - {self._names[i] for i in np.flatnonzero(~zero)}
+        trained = {self._modules[i] for i in np.flatnonzero(~zero)}  # the gradient of a bias may cancel out in the loss
+        names = {self._names[i] for i in np.flatnonzero(zero) if self._modules[i] not in trained}
         names |= {name for name, why in frame.untrained.items() if why == NO_GRADIENT}
         return {name for name in names if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
 

@@ -47,7 +47,7 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
         alerts: list[Alert] = []
         made, before = frame.scalars.get(UPDATES_MADE), self._made
         if made is not None and not self.left_out(UPDATES_MADE):
-            lost = made < before and made <= frame.step - self._step  # else it went back to an earlier checkpoint
+            lost = 0.0 < made < before and made <= frame.step - self._step  # 0: of other parameters; or an earlier checkpoint
             self._made, self._step = made, frame.step
             if lost:
                 seen = f"the optimizer counts {number(made)} updates, and {number(before)} before: its state is lost"
