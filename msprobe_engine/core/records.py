@@ -118,8 +118,8 @@ class Record(NamedTuple):
 
 
 UPDATES_MADE, EVALUATION_MODE, GRADIENTS_KEPT = "updates_made", "evaluation_mode", "gradients_kept"
-"""Numbers of the step: how many updates the optimizer itself counts so far, 0 where a new one has other parameters; 1 where the model is trained in
-evaluation mode; 1 where the last backward pass added to gradients of the update before."""
+"""Numbers of the step: how many updates the optimizer itself counts so far, 0 where a new one has other parameters; 1 where the model is
+trained in evaluation mode; 1 where the last backward pass added to gradients of the update before."""
 NO_GRADIENT, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "left its optimizer", "in no optimizer"
 """Why an update passes a parameter by."""
 

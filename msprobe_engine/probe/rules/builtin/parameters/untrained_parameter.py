@@ -39,10 +39,10 @@ class _Gap:
 
 
 class UntrainedParameterRule(Rule):
-    """Warnings for parameters that require a gradient and have none (or one of exact zeros, as has the whole module) while others
-    have: of those that had one for `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters with a gradient that no
-    optimizer has: for `patience` monitored steps, or at once where one had them before. Experts are the business of ``dead_expert``, and
-    all of them without a gradient that of ``no_progress``."""
+    """Warnings for parameters that require a gradient and have none (or one of exact zeros, as has the whole module) while others have: of
+    those that had one for `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters with a
+    gradient that no optimizer has: for `patience` monitored steps, or at once where one had them before. Experts are the business of
+    ``dead_expert``, and all of them without a gradient that of ``no_progress``."""
 
     name = "untrained_parameter"
     fires = "a parameter has no gradient any more, or never had one, while others have; or it has a gradient and is in no optimizer"
