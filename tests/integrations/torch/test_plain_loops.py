@@ -62,14 +62,18 @@ def test_steps_loss_and_evaluation() -> None:
     assert before.changed() == []
 
 
-def test_a_training_that_goes_on_in_evaluation_mode(caplog: pytest.LogCaptureFixture) -> None:
-    """All steps are seen but the first, which is said, and each says in which mode it is; evaluations beside them are no steps."""
+@pytest.mark.parametrize("new_optimizer", [False, True])
+def test_a_training_that_goes_on_in_evaluation_mode(new_optimizer: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """All steps are seen but the first, which is said, and each says in which mode it is; evaluations beside them are no steps. Also
+    where the second part of a training has an optimizer of its own."""
     with cases.launched() as launch:
         model = cases.two()
         optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
         for number in range(7):
             if number == 2:
                 model.eval()
+                if new_optimizer:
+                    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
             if number == 6:
                 model.train()
             with torch.no_grad():

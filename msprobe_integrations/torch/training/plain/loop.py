@@ -262,10 +262,7 @@ class PlainObserver(LoopObserver):
                 self._stranger(optimizer)
             return
         self._come_back()
-        if self._evaluated and not self.in_step and not self._evaluation_mode:
-            self._evaluation_mode = True  # of the pass that it was made of nothing was seen
-            self.step += 1
-            warning(f"step {self.step - 1} is not watched: the model is trained in evaluation mode (model.eval()), which it was not before")
+        self._notice_evaluation_mode()
         if _size(optimizer) != self._sizes[key]:
             self._stale = True  # it has more parameters than before
         if not self._rule.first(key):
@@ -323,12 +320,20 @@ class PlainObserver(LoopObserver):
         if found:
             self.note(found)
 
+    def _notice_evaluation_mode(self) -> None:
+        """An update has come of a pass in evaluation mode, of which nothing was seen: it is a step, and such passes are of the training."""
+        if self._evaluated and not self.in_step and not self._evaluation_mode:
+            self._evaluation_mode = True
+            self.step += 1
+            warning(f"step {self.step - 1} is not watched: the model is trained in evaluation mode (model.eval()), which it was not before")
+
     def _stranger(self, optimizer: Any) -> None:
         """One that is not followed updates. If it has parameters of ours, it is from the next step on."""
         held = parameters_of([optimizer], self.models).keys()
         if any(id(p) in held for model in self.models for p in model.parameters()):
             self._recent = [weakref.ref(optimizer), *(ref for ref in self._recent if ref() is not optimizer)]
             self._stale = True
+            self._notice_evaluation_mode()
             self._rule.stranger(id(optimizer))
             if not any(known is optimizer for known in self._sight.optimizers):
                 warn_once("optimizer without a beginning", f"{type(optimizer).__name__}: was not seen being made and is not watched")
