@@ -11,9 +11,7 @@ import torch
 class KeptGradients:
     """Looks at one parameter: its gradient is the same tensor as after the last update, and since then only backward passes have written
     into it. Clearing makes another tensor or none, or writes once more; what is written through ``.data`` is not counted, so the first time
-    the values are looked at, which is the only time.
-
-    """
+    the values are looked at, which is the only time."""
 
     def __init__(self) -> None:
         self._found = False

@@ -54,7 +54,8 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
                 alerts.append(scalar_alert(frame, UPDATES_MADE, "step", rule=self, value=made, expected="a count that grows", seen=seen))
         for name, said in _FACTS.items():
             holds = frame.scalars.get(name, 0.0) > 0.0
-            self._fine |= set() if holds else {name}
+            if not holds:
+                self._fine.add(name)
             if name in self._fine and not self.left_out(name):
                 alerts += self.say_number(frame, name, holds, float(holds), lambda said=said: said, episodes=self._episodes[name])  # type: ignore[misc]
         return alerts
