@@ -27,7 +27,7 @@ def old_status(bench: Array, device: Array, device_dtype: str, metrics: Mapping[
     """Verdict of a tensor.
 
     Args:
-        bench, device: as `metrics.working` has them.
+        bench, device: as `metrics.convert_to_working_types` has them.
     """
     if bench.shape != device.shape or not comparable(bench.dtype.name, device.dtype.name, version):
         return ERROR
