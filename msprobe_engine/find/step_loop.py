@@ -121,7 +121,7 @@ class StepLoop:
         different = walked.different()
         self._first = self._first or first_difference.of_step(step, walked)
         self._hidden += count_not_compared(walked)
-        self._one_sided = say_one_sided(walked) or self._one_sided
+        self._one_sided = say_one_sided(walked, self.found.evidence) or self._one_sided
         self._ranks |= set(walked.walks)
         self._other_calls = one_sided_calls.add_one_sided_calls(self.found, different) or self._other_calls
         self._note_facts(step, walked)
@@ -259,7 +259,8 @@ class StepLoop:
                 " what an optimizer like Adam makes of them; at level mix its calls tell."
             )
             diagnosis.evidence.append(Sentence(template))
-        equal = SAME_IN_COMMON if self._one_sided else SAME_BESIDE_NAN if self._hidden else SAME
+        one_sided = self._one_sided or any(diagnosis.unmatched.values())
+        equal = SAME_IN_COMMON if one_sided else SAME_BESIDE_NAN if self._hidden else SAME
         diagnosis.evidence += self._largest.sentences() or ([] if self._first is not None else [equal])  # an argument is no tensor
         diagnosis.problems += self._largest.blind
 

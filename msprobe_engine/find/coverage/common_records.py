@@ -5,6 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
+import numpy as np
+import numpy.typing as npt
+
 from msprobe_engine.align.calls.structure import match_structure
 from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.core import names
@@ -19,6 +22,7 @@ from msprobe_engine.measure import missing_statistics
 from msprobe_engine.measure.dump_dialects import say_contradictions
 
 Sides = Mapping[int, DumpTable]
+Rows = tuple[list[int], list[int]]
 
 _FEWEST = 3
 """Of so many calls at least one has a partner in two runs of one program."""
@@ -88,9 +92,12 @@ def _count_not_finite(walker: DifferenceWalk) -> int:
     return int((m.bad_target & m.bad_golden & ~m.known).sum())
 
 
-def say_one_sided(divergence: Divergence) -> bool:
+def say_one_sided(divergence: Divergence, evidence: list[str]) -> bool:
     """Say on the sides of a step what of matched records only one side has, or what one of them cannot have; those of wholes, which are
-    made of many, are not counted.
+    made of many, are not counted. What needs no partner is no warning, and is said in the evidence.
+
+    Args:
+        evidence: where to say what needs no partner.
 
     Returns:
         whether there is something.
@@ -106,8 +113,22 @@ def say_one_sided(divergence: Divergence) -> bool:
         for sentence in missing_statistics.sentences(*sides, one_sided, *unpaired):
             said = True
             walker.side.add_problem(sentence)
+        if accepted := _names_without_need(walker, alone, unpaired, given):
+            said = True
+            template = "{0} values that only one of the runs has were not compared: what is made of them is the same. The first is {1}."
+            if len(accepted) == 1:
+                template = "{0} value that only one of the runs has was not compared: what is made of it is the same. It is {1}."
+            _add_evidence(evidence, Sentence(template, f"{len(accepted):,}", accepted[0]))
         said = say_contradictions(*sides, walker.rows) or said
     return said
+
+
+def _names_without_need(walker: DifferenceWalk, alone: Rows, unpaired: Rows, given: npt.NDArray[np.bool_]) -> list[str]:
+    """Names of rows that only one side has and that need no partner."""
+    sides = walker.side, walker.golden.side
+    names_of_rows = [side.name[row] for side, rows, remaining in zip(sides, alone, unpaired) for row in rows if row not in set(remaining)]
+    pairs = (walker.rows[pair] for pair in np.flatnonzero(given).tolist() if pair not in walker.so_far)
+    return names_of_rows + [sides[0].name[row] if isinstance(sides[0].shape[row], list) else sides[1].name[other] for row, other in pairs]
 
 
 def _add_evidence(evidence: list[str], sentence: str) -> None:

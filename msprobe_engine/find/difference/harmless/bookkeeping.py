@@ -58,10 +58,15 @@ def _is_copy(walker: PairedRank, op: int) -> bool:
         return False
     if any(len(tree.kinds[enclosing]) == 4 and tree.kinds[enclosing][0] == "forward" for enclosing in tree.above(op)):
         return False
-    has_other_size = op in walker.extra or any(
-        walker.measured.shape[pair] or not walker.measured.known[pair] for pair in _find_input_pairs(walker, op)
-    )
-    return kind[2] in MOVES or (has_other_size and (kind[2] in SCALINGS or is_collective(walker.side.ops[op])))
+    if kind[2] in MOVES:
+        return True
+    m = walker.measured
+    if op not in walker.extra and not any(m.shape[pair] or not m.known[pair] for pair in _find_input_pairs(walker, op)):
+        return False
+    if not is_collective(walker.side.ops[op]):
+        return kind[2] in SCALINGS
+    given = [pair for pair in walker.span_of(op) if walker.side.role[walker.rows[pair][0]] == OUTPUT]
+    return all(m.shape[pair] or not m.known[pair] for pair in given)  # of a buffer of another size the result has another size, too
 
 
 def _that_compute(walker: PairedRank, op: int) -> Iterator[int]:

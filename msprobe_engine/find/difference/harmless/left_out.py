@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from itertools import pairwise
 
 import numpy as np
@@ -64,7 +65,8 @@ def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tu
 
 def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
     """What needs no partner: a result in place of which the other side gives none (the weights of an attention, what a recomputation does
-    not come to), and the gradient of such a result: who uses it is compared. And what a forward call takes in and its partner is not given
+    not come to) and which another record of its own side holds, too, so that who uses it is compared; the gradient of such a result. And
+    what a forward call takes in and its partner is not given
     (a mask, for another kernel of attention): what they give is compared.
 
     Args:
@@ -84,7 +86,7 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
         (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, golden_row))[:: 1 if in_target else -1]
         if absent.values.get(lost) is not None or absent.dtype[lost] not in (None, _NULL):
             continue
-        if role == OUTPUT:
+        if role == OUTPUT and _stands_elsewhere(walker.target if in_target else walker.golden, full):
             given[pair] = True
             without[not in_target].add(forward_twin(side.name[full].replace(".output", ".gradient")))
         elif role == INPUT:
@@ -98,6 +100,17 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
         for rows, side, names in zip(alone, (walker.side, walker.golden.side), without)
     ]
     return given, (remaining[0], remaining[1])
+
+
+def _stands_elsewhere(tree: Tree, row: int) -> bool:
+    """The tensor of a row is that of a row of another record, too, other than of modules around it."""
+    side, op = tree.side, tree.side.op[row]
+    around = {op, *tree.above(op)}
+    if side.md5[row]:
+        rows: Iterable[int] = (other for other, digest in enumerate(side.md5) if digest == side.md5[row])
+    else:
+        rows = np.flatnonzero((side.stats == side.stats[row]).all(1)).tolist()  # a row without numbers, which are NaN, equals none
+    return any(side.op[other] not in around for other in rows)
 
 
 def buckets(walker: PairedRank) -> None:
