@@ -294,6 +294,8 @@ CHANGED: dict[str, tuple[str, int, Damage]] = {
     "the dtype of a parameter": ("statistics", 1, _set(LINEAR, "parameters", "weight", "dtype", "torch.float64")),
     "the shape of an output": ("statistics", 1, _set(GELU, "output", 0, "shape", [4, 3])),
     "the shape of what goes in": ("statistics", 1, _set(LINEAR, "input_args", 0, "shape", [6, 3])),
+    "the shape of what goes into a collective": ("statistics", 1, _set(SUM, "input_args", 0, "shape", [6, 4])),
+    "a result that nothing else holds": ("statistics", 3, _set("Tensor.add_.5.forward", "output", 0, None)),
     "a frozen parameter": ("statistics", 1, _set(LINEAR, "parameters", "weight", "requires_grad", False)),
     "a detached output": ("statistics", 1, _set(GELU, "output", 0, "requires_grad", False)),
     "the ranks of a collective": ("statistics", 1, _set(SUM, "tags", "group_ranks", [0])),

@@ -115,9 +115,9 @@ def say_one_sided(divergence: Divergence, evidence: list[str]) -> bool:
             walker.side.add_problem(sentence)
         if accepted := _names_without_need(walker, alone, unpaired, given):
             said = True
-            template = "{0} values that only one of the runs has were not compared: what is made of them is the same. The first is {1}."
+            template = "{0} values that only one of the runs has were not compared: what is made of them agrees. The first is {1}."
             if len(accepted) == 1:
-                template = "{0} value that only one of the runs has was not compared: what is made of it is the same. It is {1}."
+                template = "{0} value that only one of the runs has was not compared: what is made of it agrees. It is {1}."
             _add_evidence(evidence, Sentence(template, f"{len(accepted):,}", accepted[0]))
         said = say_contradictions(*sides, walker.rows) or said
     return said

@@ -65,9 +65,9 @@ def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tu
 
 def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[Bools, tuple[list[int], list[int]]]:
     """What needs no partner: a result in place of which the other side gives none (the weights of an attention, what a recomputation does
-    not come to) and which another record of its own side holds, too, so that who uses it is compared; the gradient of such a result. And
-    what a forward call takes in and its partner is not given
-    (a mask, for another kernel of attention): what they give is compared.
+    not come to), beside another result of the call that is compared or where another record of its own side holds it, too, so that who uses
+    it is compared; the gradient of such a result. And what a forward call takes in and its partner is not given (a mask, for another kernel
+    of attention): what they give is compared.
 
     Args:
         alone: rows of matched records without a partner, of both sides.
@@ -86,15 +86,16 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
         (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, golden_row))[:: 1 if in_target else -1]
         if absent.values.get(lost) is not None or absent.dtype[lost] not in (None, _NULL):
             continue
-        if role == OUTPUT and _stands_elsewhere(walker.target if in_target else walker.golden, full):
+        is_compared = any(
+            walker.measured.compared[result_pair]
+            for result_pair in walker.span_of(op)
+            if walker.side.role[walker.rows[result_pair][0]] == OUTPUT
+        )
+        if role == OUTPUT and (is_compared or _stands_elsewhere(walker.target if in_target else walker.golden, full)):
             given[pair] = True
             without[not in_target].add(forward_twin(side.name[full].replace(".output", ".gradient")))
         elif role == INPUT:
-            given[pair] = any(
-                walker.measured.compared[result_pair]
-                for result_pair in walker.span_of(op)
-                if walker.side.role[walker.rows[result_pair][0]] == OUTPUT
-            )
+            given[pair] = is_compared
     remaining = [
         [row for row in rows if forward_twin(side.name[row]).replace(".input", ".gradient") not in names]
         for rows, side, names in zip(alone, (walker.side, walker.golden.side), without)
