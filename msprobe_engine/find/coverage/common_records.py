@@ -115,9 +115,9 @@ def say_one_sided(divergence: Divergence, evidence: list[str]) -> bool:
             walker.side.add_problem(sentence)
         if accepted := _names_without_need(walker, alone, unpaired, given):
             said = True
-            template = "{0} values that only one of the runs has were not compared: what is made of them agrees. The first is {1}."
+            template = "{0} values that only one of the runs has were not compared: what is made of them was compared. The first is {1}."
             if len(accepted) == 1:
-                template = "{0} value that only one of the runs has was not compared: what is made of it agrees. It is {1}."
+                template = "{0} value that only one of the runs has was not compared: what is made of it was compared. It is {1}."
             _add_evidence(evidence, Sentence(template, f"{len(accepted):,}", accepted[0]))
         said = say_contradictions(*sides, walker.rows) or said
     return said
@@ -126,8 +126,9 @@ def say_one_sided(divergence: Divergence, evidence: list[str]) -> bool:
 def _names_without_need(walker: DifferenceWalk, alone: Rows, unpaired: Rows, given: npt.NDArray[np.bool_]) -> list[str]:
     """Names of rows that only one side has and that need no partner."""
     sides = walker.side, walker.golden.side
-    names_of_rows = [side.name[row] for side, rows, remaining in zip(sides, alone, unpaired) for row in rows if row not in set(remaining)]
-    pairs = (walker.rows[pair] for pair in np.flatnonzero(given).tolist() if pair not in walker.so_far)
+    without = [sorted(set(rows).difference(remaining)) for rows, remaining in zip(alone, unpaired)]
+    names_of_rows = [side.name[row] for side, rows in zip(sides, without) for row in rows]
+    pairs = (walker.rows[pair] for pair in sorted(set(np.flatnonzero(given).tolist()).difference(walker.so_far)))
     return names_of_rows + [sides[0].name[row] if isinstance(sides[0].shape[row], list) else sides[1].name[other] for row, other in pairs]
 
 

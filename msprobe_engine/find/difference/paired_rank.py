@@ -164,6 +164,10 @@ class PairedRank:
         position = self._position.get(op)
         return range(0) if position is None else range(self.starts[position], self.starts[position + 1])
 
+    def result_pairs(self, op: int) -> list[int]:
+        """Pairs of rows of what a record gives out."""
+        return [pair for pair in self.span_of(op) if self.side.role[self.rows[pair][0]] == OUTPUT]
+
     def span_of_twin(self, op: int) -> range:
         """`span_of` of the backward call of a forward call."""
         twin = self.target.twin(op)

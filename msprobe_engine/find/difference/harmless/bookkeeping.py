@@ -12,7 +12,7 @@ from msprobe_engine.align.calls.call_tree import calls_function
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.operator_traits import MOVES, SCALINGS, of_reducer
 from msprobe_engine.find.difference.paired_rank import PairedRank
-from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT
+from msprobe_engine.formats.dump.dump_table import INPUT
 from msprobe_engine.measure import roundoff
 
 _WRITES = "__setitem__"
@@ -65,8 +65,8 @@ def _is_copy(walker: PairedRank, op: int) -> bool:
         return False
     if not is_collective(walker.side.ops[op]):
         return kind[2] in SCALINGS
-    given = [pair for pair in walker.span_of(op) if walker.side.role[walker.rows[pair][0]] == OUTPUT]
-    return all(m.shape[pair] or not m.known[pair] for pair in given)  # of a buffer of another size the result has another size, too
+    # of a buffer of another size the result has another size, too
+    return all(m.shape[pair] or not m.known[pair] for pair in walker.result_pairs(op))
 
 
 def _that_compute(walker: PairedRank, op: int) -> Iterator[int]:
@@ -99,9 +99,8 @@ def _is_known(walker: PairedRank, op: int) -> bool:
 
 def gives_the_same(walker: PairedRank, op: int) -> bool:
     """All that a record gives out could be compared, and agrees."""
-    side, m = walker.side, walker.measured
-    given = [pair for pair in walker.span_of(op) if side.role[walker.rows[pair][0]] == OUTPUT]
-    return bool(given) and all(m.known[pair] for pair in given) and not walker.is_off(op)
+    given = walker.result_pairs(op)
+    return bool(given) and all(walker.measured.known[pair] for pair in given) and not walker.is_off(op)
 
 
 def _find_input_pairs(walker: PairedRank, op: int) -> list[int]:

@@ -55,7 +55,7 @@ def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tu
     def tells(side: DumpTable, row: int, op: int) -> bool:
         if row not in side.values or side.role[row] != INPUT:
             return True
-        given = [pair for pair in walker.span_of(op) if walker.side.role[walker.rows[pair][0]] == OUTPUT]
+        given = walker.result_pairs(op)
         return not given or bool(walker.measured.distance[given].any())
 
     target_rows, golden_rows = alone
@@ -86,11 +86,7 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
         (side, full), (absent, lost) = ((walker.side, row), (walker.golden.side, golden_row))[:: 1 if in_target else -1]
         if absent.values.get(lost) is not None or absent.dtype[lost] not in (None, _NULL):
             continue
-        is_compared = any(
-            walker.measured.compared[result_pair]
-            for result_pair in walker.span_of(op)
-            if walker.side.role[walker.rows[result_pair][0]] == OUTPUT
-        )
+        is_compared = any(walker.measured.compared[result_pair] for result_pair in walker.result_pairs(op))
         if role == OUTPUT and (is_compared or _stands_elsewhere(walker.target if in_target else walker.golden, full)):
             given[pair] = True
             without[not in_target].add(forward_twin(side.name[full].replace(".output", ".gradient")))
