@@ -16,7 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings, saved_variables
 from msprobe_engine.find.collectives.rank_checks import RankChecks
 from msprobe_engine.find.coverage import one_sided_calls, other_ways, renames, two_frameworks
-from msprobe_engine.find.coverage.common_records import are_unrelated, count_not_compared, restrict_to_common, say_one_sided
+from msprobe_engine.find.coverage.common_records import AcceptedRows, are_unrelated, count_not_compared, restrict_to_common, say_one_sided
 from msprobe_engine.find.difference import call_facts, evidence, explain, first_difference, layouts, suspects
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.harmless import loss_scale
@@ -65,6 +65,7 @@ class StepLoop:
         self._ranks: set[int] = set()
         self._stages: dict[int, int] = {}
         self._largest = evidence.LargestAccepted()
+        self._accepted = AcceptedRows()
 
     @property
     def ends(self) -> bool:
@@ -121,7 +122,9 @@ class StepLoop:
         different = walked.different()
         self._first = self._first or first_difference.of_step(step, walked)
         self._hidden += count_not_compared(walked)
-        self._one_sided = say_one_sided(walked, self.found.evidence) or self._one_sided
+        one_sided, accepted = say_one_sided(walked)
+        self._accepted.add(step, accepted)
+        self._one_sided = one_sided or self._one_sided
         self._ranks |= set(walked.walks)
         self._other_calls = one_sided_calls.add_one_sided_calls(self.found, different) or self._other_calls
         self._note_facts(step, walked)
@@ -188,6 +191,7 @@ class StepLoop:
                 f"{what}: no record could be compared"
                 + (f" ({why[0]})" if (why := diagnosis.problems or diagnosis.evidence) else "; are they dumps of the same training?")
             )
+        diagnosis.evidence += self._accepted.sentences()
         if before is None and not diagnosis.suspects:
             diagnosis.finding = findings.STRUCTURE if any(diagnosis.unmatched.values()) else findings.NONE
             diagnosis.evidence.append(Sentence("The saved values that both runs have agree within round-off."))

@@ -337,6 +337,19 @@ def test_commands_agree(change: str, side: str, runs: Path, tmp_path: Path, caps
         assert re.fullmatch(SAID[expected], said.split("\n")[0]), (command, said)
 
 
+def test_values_of_one_run_are_one_sentence(runs: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """However many steps and ranks have them."""
+    for name in ("target", "golden"):
+        shutil.copytree(runs / "statistics", tmp_path / name)
+    for step, rank in product(range(2), range(2)):
+        _set(GELU, "output", 0, None, step=step, rank=rank)(tmp_path / "target")
+    assert run(DUMP_COMMANDS["diagnose"], tmp_path / "target", tmp_path / "golden", tmp_path / "out") == 0
+    said = capsys.readouterr().out
+    assert said.count("what is made of them was compared") == 1
+    assert "In steps 0-1, 4 values that only one of the runs has" in said
+    assert f"The first is {GELU}.output.0." in said
+
+
 def _no_sum(root: Path) -> None:
     """All ranks get twice the sum."""
     for rank in (0, 1):

@@ -110,6 +110,7 @@ def test_larger_model(dumps: Path) -> None:
     dump(dumps / "wide", Shape(steps=1, hidden=2 * SHAPE.hidden), lambda _: None)
     first = diagnose(dumps / "wide", trained(dumps, "golden-mix")).first_suspect
     assert first is not None
+    assert "differs by its shape ([" in first.why
     assert f"{2 * SHAPE.hidden}], in the golden run" in first.why
 
 

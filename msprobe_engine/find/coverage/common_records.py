@@ -3,7 +3,7 @@ difference of the runs; and runs with next to nothing in common have no place wh
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -12,6 +12,7 @@ from msprobe_engine.align.calls.structure import match_structure
 from msprobe_engine.align.parallel.micro_batches import subset
 from msprobe_engine.core import names
 from msprobe_engine.core.names import is_collective
+from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.harmless import left_out
@@ -92,17 +93,14 @@ def _count_not_finite(walker: DifferenceWalk) -> int:
     return int((m.bad_target & m.bad_golden & ~m.known).sum())
 
 
-def say_one_sided(divergence: Divergence, evidence: list[str]) -> bool:
+def say_one_sided(divergence: Divergence) -> tuple[bool, list[str]]:
     """Say on the sides of a step what of matched records only one side has, or what one of them cannot have; those of wholes, which are
-    made of many, are not counted. What needs no partner is no warning, and is said in the evidence.
-
-    Args:
-        evidence: where to say what needs no partner.
+    made of many, are not counted.
 
     Returns:
-        whether there is something.
+        whether there is something; names of the rows that need no partner, which are no warning (`AcceptedRows`).
     """
-    said = False
+    said, accepted = False, list[str]()
     for rank, walker in divergence.different().walkers.items():
         if rank in divergence.wholes:
             continue
@@ -113,14 +111,36 @@ def say_one_sided(divergence: Divergence, evidence: list[str]) -> bool:
         for sentence in missing_statistics.sentences(*sides, one_sided, *unpaired):
             said = True
             walker.side.add_problem(sentence)
-        if accepted := _names_without_need(walker, alone, unpaired, given):
-            said = True
-            template = "{0} values that only one of the runs has were not compared: what is made of them was compared. The first is {1}."
-            if len(accepted) == 1:
-                template = "{0} value that only one of the runs has was not compared: what is made of it was compared. It is {1}."
-            _add_evidence(evidence, Sentence(template, f"{len(accepted):,}", accepted[0]))
+        accepted += _names_without_need(walker, alone, unpaired, given)
         said = say_contradictions(*sides, walker.rows) or said
-    return said
+    return said or bool(accepted), accepted
+
+
+class AcceptedRows:
+    """Rows of a run that only one side has and that need no partner: one sentence, however many steps have them."""
+
+    def __init__(self) -> None:
+        self._count = 0
+        self._first = ""
+        self._steps: list[int] = []
+
+    def add(self, step: int, names_of_rows: Sequence[str]) -> None:
+        """Those of another step."""
+        if names_of_rows:
+            self._count += len(names_of_rows)
+            self._first = self._first or names_of_rows[0]
+            self._steps.append(step)
+
+    def sentences(self) -> list[Sentence]:
+        """None where there is no such row."""
+        if not self._count:
+            return []
+        template = (
+            "In {0}, {1} values that only one of the runs has were not compared: what is made of them was compared. The first is {2}."
+        )
+        if self._count == 1:
+            template = "In {0}, {1} value that only one of the runs has was not compared: what is made of it was compared. It is {2}."
+        return [Sentence(template, steps_text(self._steps), f"{self._count:,}", self._first)]
 
 
 def _names_without_need(walker: DifferenceWalk, alone: Rows, unpaired: Rows, given: npt.NDArray[np.bool_]) -> list[str]:

@@ -128,7 +128,7 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
     if origin.kind == origins.UNUSED:
         return Sentence("its result is right but is not used: {0} gets another {1}, which differs by {2}", user, place, size)
     if origin.kind == origins.CHANGED:
-        template = "its result is right, but {0} gets it as {1} changed by {2}: something that is not recorded changed it in between"
+        template = "its result is right, but {0} gets it as {1}, which differs by {2}: something that is not recorded changed it in between"
         return Sentence(template, user, place, size)
     if origin.kind == origins.INSIDE:
         if side.role[origin.row] == OUTPUT:
@@ -260,24 +260,24 @@ def place_of(side: DumpTable, row: int) -> str:
 
 def _size(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
     if math.isinf(origin.distance):
-        return Sentence("an infinite amount{0}", _beyond_numbers(origin, side, golden))
+        return _beyond_numbers(origin, side, golden)
     share = _percent(origin.distance)
     return Sentence("{0} ({1} times round-off)", share, f"{origin.times:,.0f}") if 1 < origin.times < roundoff.MOST_TIMES else share
 
 
-def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> str:
-    """What the two rows hold that has no distance: NaN or Inf, or another shape."""
-    target_row, golden_row = origin.row, origin.other
-    if target_row < 0 or golden_row < 0 or target_row in side.values or golden_row in golden.values:
-        return ""
-    bad = bool(distances.nonfinite(side, [target_row]).any()), bool(distances.nonfinite(golden, [golden_row]).any())
-    if any(bad):
-        pairs = ((side, target_row, bad[0]), (golden, golden_row, bad[1]))
-        target_words, golden_words = (_bad(table, row) if holds else Sentence("finite") for table, row, holds in pairs)
-        return Sentence(" ({0}, in the golden run {1})", target_words, golden_words)
-    if side.shape[target_row] != golden.shape[golden_row]:
-        return Sentence(" (shape {0}, in the golden run {1})", side.shape[target_row], golden.shape[golden_row])
-    return ""
+def _beyond_numbers(origin: DifferenceOrigin, side: DumpTable, golden: DumpTable) -> Sentence:
+    """What tells two rows apart that have no distance: NaN or Inf, or another shape."""
+    target_row, golden_row, held = origin.row, origin.other, Sentence("")
+    if min(target_row, golden_row) >= 0 and target_row not in side.values and golden_row not in golden.values:
+        bad = bool(distances.nonfinite(side, [target_row]).any()), bool(distances.nonfinite(golden, [golden_row]).any())
+        if any(bad):
+            pairs = ((side, target_row, bad[0]), (golden, golden_row, bad[1]))
+            held = Sentence(
+                " ({0}, in the golden run {1})", *(_bad(table, row) if holds else Sentence("finite") for table, row, holds in pairs)
+            )
+        elif side.shape[target_row] != golden.shape[golden_row]:
+            return Sentence("its shape ({0}, in the golden run {1})", side.shape[target_row], golden.shape[golden_row])
+    return Sentence("an infinite amount{0}", held)
 
 
 def _percent(value: float) -> str:

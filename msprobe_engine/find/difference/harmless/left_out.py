@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Hashable, Mapping, Sequence
+from functools import cache
 from itertools import pairwise
 
 import numpy as np
@@ -77,6 +78,7 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
     """
     given = np.zeros(len(walker.rows), bool)
     given[walker.so_far] = True
+    holders = cache(lambda in_target: records_by_content(walker.side if in_target else walker.golden.side))
     without: tuple[set[str], set[str]] = set(), set()  # gradients of what the other side does not give
     for pair, (row, golden_row) in enumerate(walker.rows):
         in_target = isinstance(walker.side.shape[row], list)
@@ -87,7 +89,8 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
         if absent.values.get(lost) is not None or absent.dtype[lost] not in (None, _NULL):
             continue
         is_compared = any(walker.measured.compared[result_pair] for result_pair in walker.result_pairs(op))
-        if role == OUTPUT and (is_compared or _stands_elsewhere(walker.target if in_target else walker.golden, full)):
+        tree = walker.target if in_target else walker.golden
+        if role == OUTPUT and (is_compared or stands_elsewhere(tree, full, holders(in_target))):
             given[pair] = True
             without[not in_target].add(forward_twin(side.name[full].replace(".output", ".gradient")))
         elif role == INPUT:
@@ -99,15 +102,29 @@ def given_by_one_side(walker: PairedRank, alone: tuple[list[int], list[int]]) ->
     return given, (remaining[0], remaining[1])
 
 
-def _stands_elsewhere(tree: Tree, row: int) -> bool:
+def records_by_content(side: DumpTable) -> dict[Hashable, list[int]]:
+    """Digest of a tensor, and its statistics -> the records that hold it."""
+    records: dict[Hashable, list[int]] = {}
+    numbers = side.stats + 0.0  # -0.0 is 0.0
+    is_complete = np.asarray(~np.isnan(numbers).any(1)).tolist()
+    for row, (digest, op) in enumerate(zip(side.md5, side.op)):
+        if digest:
+            records.setdefault(digest, []).append(op)
+        if is_complete[row]:
+            records.setdefault(numbers[row].tobytes(), []).append(op)
+    return records
+
+
+def content_of(side: DumpTable, row: int) -> Hashable:
+    """Key of a row in `records_by_content`."""
+    return side.md5[row] or (side.stats[row] + 0.0).tobytes()
+
+
+def stands_elsewhere(tree: Tree, row: int, holders: Mapping[Hashable, Sequence[int]]) -> bool:
     """The tensor of a row is that of a row of another record, too, other than of modules around it."""
     side, op = tree.side, tree.side.op[row]
     around = {op, *tree.above(op)}
-    if side.md5[row]:
-        rows: Iterable[int] = (other for other, digest in enumerate(side.md5) if digest == side.md5[row])
-    else:
-        rows = np.flatnonzero((side.stats == side.stats[row]).all(1)).tolist()  # a row without numbers, which are NaN, equals none
-    return any(side.op[other] not in around for other in rows)
+    return any(holder not in around for holder in holders.get(content_of(side, row), ()))
 
 
 def buckets(walker: PairedRank) -> None:
