@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import Hashable, Mapping
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.notebook import text_block
@@ -14,6 +14,9 @@ from msprobe_engine.core.text.sentences import Sentence, join_sentences, one_lin
 from msprobe_engine.core.text.source_line import place_in_source
 from msprobe_engine.find.argument_names import find_callee_name
 from msprobe_engine.find.nonfinite.report import label_lines
+
+if TYPE_CHECKING:
+    from msprobe_engine.align.parallel.unshard.plan import PlanLine
 
 NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
 COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
@@ -50,7 +53,7 @@ _MOST_PROBLEMS = 8
 
 _SEEN_ONLY = ("series", "sample", "nan_inf", "loss_not_finite")
 """Kinds of suspects of a monitor: without operators nobody can say where a NaN was born."""
-_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places", "gradients", "other_steps"))
+_NOT_IN_JSON = frozenset(("unseen", "steps", "nothing", "alert", "remarks", "places", "gradients", "layout", "other_steps"))
 
 _WORDS = 9
 """Width of the words in front of the lines of the text."""
@@ -145,6 +148,7 @@ class Diagnosis:
         places: all places where a difference begins, of each rank its own, the most likely first: those that are no suspects, because
             another rank has the same or there are too many, may be without words. Empty: the suspects are all. Not in the json.
         alert: the first suspect is what a rule said of one run. Not in the json.
+        layout: of runs of different layouts, how each row of the last step was put together. Not in the json.
         remarks: of `evidence`, what a run says of itself, so that it holds whatever else was found. Not in the json.
     """
 
@@ -162,6 +166,7 @@ class Diagnosis:
     aligned: dict[str, dict[str, list[int]]] = field(default_factory=dict)
     nonfinite: dict[str, Suspect] = field(default_factory=dict)
     gradients: float | None = None
+    layout: list[PlanLine] = field(default_factory=list)
     other_steps: tuple[int, int] | None = None
     unseen: bool = False
     steps: list[int] = field(default_factory=list)

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
-from msprobe_engine.align.parallel.outcome import GlobalTensors
+from msprobe_engine.align.parallel.unshard.global_tensors import GlobalTensors
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.difference import suspects
 from msprobe_engine.find.difference.divergence import Divergence, diverge, settle_origins

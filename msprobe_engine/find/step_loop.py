@@ -200,6 +200,7 @@ class StepLoop:
         if before is not None and (diagnosis.suspects or not before.origins):
             diagnosis.evidence += layouts.describe_layouts(before)
             diagnosis.gradients = layouts.factor_of_gradients(before)
+            diagnosis.layout = [line for whole in before.wholes.values() for line in whole.plan.lines(whole.target.name, whole.golden.name)]
         if before is not None and (precision := evidence.precision(before)) is not None:
             if diagnosis.finding == findings.NONE:  # numbers that agree within the round-off of another type are no all-clear
                 diagnosis.finding, diagnosis.places = findings.STRUCTURE, [suspects.of_precision(self.looked[-1], before, precision)]

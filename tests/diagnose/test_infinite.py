@@ -17,7 +17,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from msprobe_engine.align.calls.match import match
-from msprobe_engine.align.parallel.unshard import _snap_to_golden
+from msprobe_engine.align.parallel.merge_statistics import snap
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.dump_table import DumpTable
@@ -223,4 +223,4 @@ def test_infinities_of_pieces_give_no_warning() -> None:
     mine, theirs = np.array([2.0, -math.inf, -math.inf, math.inf]), np.array([2.0 + 1e-15, -math.inf, -math.inf, math.inf])
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        np.testing.assert_array_equal(_snap_to_golden(mine, theirs), theirs)
+        np.testing.assert_array_equal(snap(mine, theirs), theirs)

@@ -21,6 +21,7 @@ from hypothesis import strategies as st
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Matcher
 from msprobe_engine.align.parallel import merge_statistics
+from msprobe_engine.cli.main import main
 from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.text.sentences import Sentence
@@ -33,6 +34,7 @@ from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.read_table import read_side
 
+_ROWS = ("forward.0.input.0", "forward.0.parameters.weight", "parameters_grad.0.weight")
 LAYOUTS = {"tp": TP, "dp": DP, "micro": ACCUMULATED}
 DEFECTS = ("missing sum of gradients before a column-parallel product", "a gradient not averaged over data-parallel ranks")
 
@@ -250,6 +252,30 @@ def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[
     found = diagnose(run, _micro_batches(tmp_path / "golden", 1, micro[1]))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
     assert (found.finding == "none") == (record is None)
+
+
+def test_the_plan_says_of_each_tensor_how_it_was_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A line per row, from how many pieces of either run, whichever of the two is golden; the command writes it beside its page, and
+    writes none for one layout."""
+    run, golden = _micro_batches(tmp_path / "run", 2, 2, wrapper="module."), _micro_batches(tmp_path / "golden", 1, 1)
+    plan = {line.target: line for line in diagnose(run, golden).layout}
+    turned = {line.golden: line for line in diagnose(golden, run).layout}
+    assert plan.keys() == turned.keys()
+    for name, line in plan.items():
+        other = turned[name]
+        assert (line.golden, line.what, line.shape) == (other.target, other.what, other.shape)
+        assert (line.target_pieces, line.golden_pieces) == (other.golden_pieces, other.target_pieces)
+    x, weight, gradient = (plan[f"Module.module.a.Linear.{part}"] for part in _ROWS)
+    assert (x.what, x.target_pieces, x.golden_pieces, x.shape) == ("put together from pieces", 2, 1, "64x16")
+    assert (weight.what, weight.target_pieces, weight.shape) == ("the same on all ranks", 1, "16x16")
+    assert gradient.what == "mean of shares"
+    assert main(["diagnose", str(run), str(golden), "-o", str(tmp_path / "out")]) == 0
+    written = (tmp_path / "out" / "layout_plan.csv").read_text().splitlines()
+    assert written[0].split(",") == list(x._fields)
+    assert len(written) == 1 + len(plan)
+    assert "layout_plan.csv" in capsys.readouterr().out
+    assert main(["diagnose", str(golden), str(golden), "-o", str(tmp_path / "one")]) == 0
+    assert not (tmp_path / "one" / "layout_plan.csv").exists()
 
 
 @pytest.mark.parametrize("cut", [(2, 2), (1, 4)], ids=["by two ranks", "into micro batches"])

@@ -9,8 +9,8 @@ from typing import Any
 from msprobe_engine.align.calls.call_tree import Kind, Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel import parameter_owner
+from msprobe_engine.align.parallel.merge_statistics import AGREES
 from msprobe_engine.align.parallel.micro_batches import last_backward
-from msprobe_engine.align.parallel.outcome import AGREES
 from msprobe_engine.measure import distances
 
 

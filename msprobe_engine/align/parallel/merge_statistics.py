@@ -22,6 +22,15 @@ Floats = npt.NDArray[np.float64]
 SAME = 1e-6
 """Replicas hold the same numbers; a collective that sums in another order on each rank moves a last bit of a float32."""
 
+AGREES = 1e-3
+"""Closer than this a replica is taken for the right one when replicas disagree."""
+
+NEAR = 1e-5
+"""The same, of single numbers."""
+
+_ROUNDING = 2.0**-46
+"""Adding up pieces in float64 moves the last bits; integers must stay equal."""
+
 
 def whole_shape(target: Any, golden: Any) -> list[int] | None:
     """The smallest shape that two shapes are pieces of; None when they are no pieces of one tensor.
@@ -306,3 +315,9 @@ def without_partner(target: Floats, golden: Floats, agrees: float) -> list[int]:
         for position, target_piece in enumerate(target)
         if min(distance(target_piece, golden_piece) for golden_piece in golden) > agrees
     ]
+
+
+def snap(value: Floats, golden: Floats) -> Floats:
+    """Numbers that were put together, as the golden side has them where they differ by what putting together rounds."""
+    with np.errstate(invalid="ignore"):  # -inf on both sides
+        return np.asarray(np.where(np.abs(value - golden) <= _ROUNDING * np.abs(golden), golden, value))

@@ -57,6 +57,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.find.coverage import renames, two_frameworks
     from msprobe_engine.find.findings import NONE, SAME_FILES
     from msprobe_engine.find.run import diagnose
+    from msprobe_engine.report.diagnosis import layout_plan
     from msprobe_engine.report.diagnosis.page import write
 
     refuse_page_name(args.output_path)
@@ -72,9 +73,12 @@ def run(args: argparse.Namespace) -> int:
     args.output_path = args.output_path or results_directory(args.target, "diagnose", "./msprobe_diagnosis")
     with guard_writing(args.output_path, "name another directory with -o"):
         args.answer_file, page = write(result, args.output_path)
+        plan = layout_plan.write(result, Path(args.output_path) / layout_plan.FILE)
         names = renames.write(result, Path(args.output_path) / renames.FILE)
         functions = two_frameworks.write(result, Path(args.output_path) / two_frameworks.FILE)
     print(f"Page: {page}")
+    if plan is not None:
+        print(printable(f"Layout: {plan}; how each tensor was put together from the pieces of the ranks"))
     if names is not None:
         print(printable(f"Mapping: {names}; with -cm {names} these names are no difference (msprobe diagnose and compare take it)"))
     if functions is not None:

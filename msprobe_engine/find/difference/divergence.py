@@ -15,7 +15,7 @@ from msprobe_engine.align.calls.alignment import align_sides
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.frameworks.common_terms import in_common
-from msprobe_engine.align.parallel.outcome import GlobalTensors
+from msprobe_engine.align.parallel.unshard.global_tensors import GlobalTensors
 from msprobe_engine.find.collectives.links import Links
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.harmless import accumulated_gradients

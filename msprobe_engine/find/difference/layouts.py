@@ -7,9 +7,11 @@ from typing import Any
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel import expected_differences, merge_statistics
+from msprobe_engine.align.parallel.merge_statistics import AGREES
 from msprobe_engine.align.parallel.micro_batches import cut_into_micro_batches, last_backward
-from msprobe_engine.align.parallel.outcome import AGREES, PART, GlobalTensors
-from msprobe_engine.align.parallel.unshard import Unsharder
+from msprobe_engine.align.parallel.unshard.global_tensors import GlobalTensors
+from msprobe_engine.align.parallel.unshard.plan import PART
+from msprobe_engine.align.parallel.unshard.planner import Unsharder
 from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence, settle_origins
@@ -80,7 +82,7 @@ def has_pieces(divergence: Divergence) -> bool:
         return min(last_backward(Tree(side)) + 1, len(side.ops))
 
     return any(
-        whole.made_of and _LEAST * len(whole.structure.pairs) >= max(calls(whole.target), calls(whole.golden))
+        whole.plan.made_of and _LEAST * len(whole.structure.pairs) >= max(calls(whole.target), calls(whole.golden))
         for whole in divergence.wholes.values()
     )
 
@@ -91,7 +93,7 @@ class PieceWalker(DifferenceWalk):
     one_layout = False
 
     def __init__(self, whole: GlobalTensors) -> None:
-        self.whole, self.by_mean = whole, whole.by_mean
+        self.whole, self.by_mean = whole, whole.plan.by_mean
         tree = Tree(whole.target)
         tree.producers = whole.producers
         super().__init__(tree, Tree(whole.golden), whole.structure)
@@ -102,14 +104,14 @@ class PieceWalker(DifferenceWalk):
         for origin in walked.origins:
             self._blame_part(origin)
         if not walked.origins:  # round-off does not part the ranks
-            walked.origins = [self._of_ranks(row) for row in sorted(self.whole.apart) if self.pair_of(row) >= 0]
+            walked.origins = [self._of_ranks(row) for row in sorted(self.whole.plan.apart) if self.pair_of(row) >= 0]
         return walked
 
     def _of_ranks(self, row: int) -> DifferenceOrigin:
         """An update that each rank makes of all of a parameter, and with other numbers than the other ranks."""
         op, pair = self.side.op[row], self.pair_of(row)
         origin = self._origin(op, self.structure.pairs[self.position(op)][1], UNSUMMED, pair, 0.0)
-        origin.op = self.whole.source.get(row, op)
+        origin.op = self.whole.plan.source.get(row, op)
         return origin
 
     def blame_unmatched(self, origin: DifferenceOrigin) -> None:
@@ -125,9 +127,9 @@ class PieceWalker(DifferenceWalk):
         if origin.kind not in (RESULT, TAKEN):
             return
         for row in self.side.rows(origin.op):
-            part = self.whole.skipped.get(row) == PART or (row == origin.row and row in self.whole.unsummed)
-            if self.side.role[row] == INPUT and part and row in self.whole.source:
-                origin.op, origin.kind = self.whole.source[row], UNSUMMED
+            part = self.whole.plan.skipped.get(row) == PART or (row == origin.row and row in self.whole.plan.unsummed)
+            if self.side.role[row] == INPUT and part and row in self.whole.plan.source:
+                origin.op, origin.kind = self.whole.plan.source[row], UNSUMMED
                 return
 
 
@@ -140,14 +142,12 @@ def diverge_layouts(
     """As `diverge`, of runs cut differently; the one walk bears the lowest rank of the target. `moved` counts when the golden side is
     of one piece."""
     target_pieces, golden_pieces = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
-    turn = len(golden_pieces) > len(target_pieces)  # the run of more pieces says what is a part and what a replica
-    joiner = Unsharder(golden_pieces, target_pieces) if turn else Unsharder(target_pieces, golden_pieces)
-    join = joiner.join_turned if turn else joiner.join
+    unsharder = Unsharder(target_pieces, golden_pieces)
     units = (moved or {}).get(min(golden)) if len(golden_pieces) == 1 else None
-    divergence = diverge_whole(join(), min(target), before, units)
+    divergence = diverge_whole(unsharder.join(), min(target), before, units)
     whole = divergence.wholes[min(target)]
-    if whole.factor != 1.0 and _updates_with_the_factor(divergence):
-        divergence = diverge_whole(join(factors=False), min(target), before, units)
+    if whole.plan.factor != 1.0 and _updates_with_the_factor(divergence):
+        divergence = diverge_whole(unsharder.join(factors=False), min(target), before, units)
     return divergence
 
 
@@ -169,7 +169,7 @@ def _updates_with_the_factor(divergence: Divergence) -> bool:
             target_norm, golden_norm = whole.target.stats[row][3], whole.golden.stats[golden_row][3]
             taken = walker.side.op[row] > last and walker.side.role[row] == INPUT and row not in walker.target.producers
             if taken and golden_norm > 0 and distances.elements(walker.side.shape[row]) > 1 and not walker.is_parameter(row):
-                summed += abs(target_norm / golden_norm / whole.factor - 1) < AGREES
+                summed += abs(target_norm / golden_norm / whole.plan.factor - 1) < AGREES
                 averaged += abs(target_norm / golden_norm - 1) < AGREES
     return summed > averaged
 
@@ -177,34 +177,34 @@ def _updates_with_the_factor(divergence: Divergence) -> bool:
 def rank_of(divergence: Divergence, rank: int, origin: DifferenceOrigin) -> int:
     """The rank an origin is on: the one replica that is off, else the rank of the walk."""
     whole = divergence.wholes.get(rank)
-    return whole.rank.get(origin.row, rank) if whole is not None else rank
+    return whole.plan.rank.get(origin.row, rank) if whole is not None else rank
 
 
 def factor_of_gradients(divergence: Divergence) -> float | None:
     """How many times the golden run's gradients are those that ranks sum up, where no call of an update shows the sums."""
     whole = next(iter(divergence.wholes.values()), None)
     walkers = divergence.walkers.values()
-    if whole is None or not whole.sure or any(len(kind) == 3 for walker in walkers for kind in walker.target.kinds):
+    if whole is None or not whole.plan.sure or any(len(kind) == 3 for walker in walkers for kind in walker.target.kinds):
         return None
-    return whole.factor
+    return whole.plan.factor
 
 
 def describe_layouts(divergence: Divergence) -> list[str]:
     """Sentences about what was put together, what could not be compared, and the factor that was taken out."""
     lines: list[str] = []
     for whole in divergence.wholes.values():
-        sizes = sorted(set(whole.made_of.values()))
+        sizes = sorted(set(whole.plan.made_of.values()))
         each = Sentence(" ({0} each)", " or ".join(map(str, sizes))) if sizes else ""
         template = "The runs are of different layouts: {0} tensors were put together from pieces{1}."
         nothing = Sentence("The runs are of different layouts; no tensor that is compared had to be put together from pieces.")
-        lines.append(Sentence(template, f"{len(whole.made_of):,}", each) if whole.made_of else nothing)
-        if whole.factor != 1.0:
+        lines.append(Sentence(template, f"{len(whole.plan.made_of):,}", each) if whole.plan.made_of else nothing)
+        if whole.plan.factor != 1.0:
             template = "The gradients are {0} times the golden run's until they are averaged; that was taken out."
-            lines.append(Sentence(template, f"{whole.factor:g}"))
-        if whole.by_mean:
+            lines.append(Sentence(template, f"{whole.plan.factor:g}"))
+        if whole.plan.by_mean:
             template = "Of {0} gradients, of which each rank or micro batch has its share, the mean alone was compared."
-            lines.append(Sentence(template, f"{len(whole.by_mean):,}"))
-        reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.reasons().items()))
+            lines.append(Sentence(template, f"{len(whole.plan.by_mean):,}"))
+        reasons = ", ".join(f"{n:,} {why}" for why, n in sorted(whole.plan.reasons().items()))
         if reasons:
             lines.append(Sentence("Not compared: {0}.", reasons))
     return lines

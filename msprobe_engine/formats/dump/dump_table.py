@@ -11,7 +11,7 @@ import math
 import os
 import zlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -131,6 +131,25 @@ class DumpTable:
         if any(md5 and row not in self.values for row, md5 in enumerate(self.md5)):  # of a group it is our own text
             return MD5
         return DIGEST if any("digest" in fact for fact in self.extra.values()) else STATISTICS
+
+    def with_own_columns(self) -> DumpTable:
+        """A copy whose rows can be replaced."""
+        copied = replace(
+            self,
+            shape=list(self.shape),
+            numbers=array("d", self.numbers),
+            md5=list(self.md5),
+            data_name=list(self.data_name),
+            nonfloat_stats=dict(self.nonfloat_stats),
+            values=dict(self.values),
+            nans=dict(self.nans),
+            infs=dict(self.infs),
+            extra=dict(self.extra),
+        )
+        copied.stacks, copied.construct = self.stacks, self.construct
+        if self.aliases is not self.ops:
+            copied.aliases = self.aliases
+        return copied
 
     def rows(self, op: int) -> range:
         return range(self.offsets[op], self.offsets[op + 1])

@@ -12,8 +12,8 @@ from msprobe_engine.align.calls.match import Matching
 from msprobe_engine.align.mapping.user_mapping import Mappings, describe_lost_mapping
 from msprobe_engine.align.parallel.experts import together
 from msprobe_engine.align.parallel.micro_batches import cut_into_micro_batches
-from msprobe_engine.align.parallel.outcome import GlobalTensors
-from msprobe_engine.align.parallel.unshard import Unsharder
+from msprobe_engine.align.parallel.unshard.global_tensors import GlobalTensors
+from msprobe_engine.align.parallel.unshard.planner import Unsharder
 from msprobe_engine.align.tasks import Sources, Task
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.find.difference import layouts
@@ -102,12 +102,9 @@ def read_whole(task: Task, mappings: Mappings, problems: list[str]) -> tuple[Glo
     ranks = target
     target, golden, _ = together(target, golden, [], [])
     problems += describe_lost_mapping(ranks, target)
-    target_piece, golden_piece = cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)
-    turn = len(golden_piece) > len(target_piece)  # as the diagnosis does it
-    joiner = Unsharder(golden_piece, target_piece) if turn else Unsharder(target_piece, golden_piece)
-    whole = joiner.join_turned() if turn else joiner.join()
+    whole = Unsharder(cut_into_micro_batches(target, golden), cut_into_micro_batches(golden, target)).join()
     rows, _ = distances.paired_rows(whole.target, whole.golden, whole.structure.pairs)
-    left_out = {*whole.skipped, *of_groups(whole.target)}
+    left_out = {*whole.plan.skipped, *of_groups(whole.target)}
     kept = np.array([pair for pair in rows if pair[0] not in left_out], np.int64).reshape(-1, 2)
     records = np.array(whole.target.op, np.int64), np.array(whole.golden.op, np.int64)
     return whole, min(ranks), Matching(kept[:, 0], kept[:, 1], {}, records)

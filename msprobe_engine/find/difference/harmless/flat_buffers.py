@@ -8,7 +8,7 @@ from collections.abc import Iterator
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel import merge_statistics
-from msprobe_engine.align.parallel.outcome import AGREES
+from msprobe_engine.align.parallel.merge_statistics import AGREES
 from msprobe_engine.core.operator_traits import MOVES, SCALINGS
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.measure import distances, roundoff

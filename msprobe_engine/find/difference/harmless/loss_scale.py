@@ -10,7 +10,6 @@ from __future__ import annotations
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.align.parallel.outcome import copy
 from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.operator_traits import SCALINGS
 from msprobe_engine.find.difference.paired_rank import PairedRank
@@ -48,7 +47,7 @@ def is_told(walker: PairedRank) -> bool:
 
 def without_scale(walker: PairedRank, scale: float) -> Tree:
     """The target with the numbers that it would have with the golden run's scale."""
-    side, golden = copy(walker.side), walker.golden.side
+    side, golden = walker.side.with_own_columns(), walker.golden.side
     target_rows, golden_rows = factorize.columns(walker.rows)
     ratio, backward = _ratios(walker), _of_gradients(walker)
     ops = [side.op[row] for row in target_rows.tolist()]

@@ -101,7 +101,7 @@ def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job
     target_table = made.target
     for table in (made.target, made.golden):  # columns that a copy shares with the ranks' own
         table.dtype, table.requires_grad = list(table.dtype), list(table.requires_grad)
-    for row, reason in made.skipped.items():
+    for row, reason in made.plan.skipped.items():
         _add_row_note(graph, row, Sentence("not compared: {0}", reason))
     for row in list(of_groups(target_table)):
         _add_row_note(graph, row, Sentence("not compared: of a group of ranks ({0})", target_table.values[row]))
@@ -109,13 +109,13 @@ def _across(target: dict[int, DumpTable], golden: dict[int, DumpTable], job: Job
     for row in list(of_groups(made.golden)):
         _empty(made.golden, row)
     _level(graph, target_table, made.golden, made.structure.pairs)
-    for row, n in made.made_of.items():
+    for row, n in made.plan.made_of.items():
         _add_row_note(graph, row, Sentence("put together from {0} pieces", n))
-    for row, rank in made.rank.items():
+    for row, rank in made.plan.rank.items():
         _add_row_note(graph, row, Sentence("rank {0} differs from the others", rank))
-    if made.factor != 1.0:
+    if made.plan.factor != 1.0:
         notes.append(
-            Sentence("the gradients are {0} times the golden run's until they are averaged; that was taken out.", f"{made.factor:g}")
+            Sentence("the gradients are {0} times the golden run's until they are averaged; that was taken out.", f"{made.plan.factor:g}")
         )
     for op, node in enumerate(graph.node_of_record):
         origin = origin_of(target_table, op)

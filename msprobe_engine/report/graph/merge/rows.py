@@ -25,8 +25,8 @@ import numpy as np
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.align.parallel.experts import merge_weighted
 from msprobe_engine.align.parallel.merge_statistics import Floats
-from msprobe_engine.align.parallel.outcome import PASSING, copy
 from msprobe_engine.align.parallel.placements import twins
+from msprobe_engine.align.parallel.unshard.partial_sums import PASSING
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump.dump_table import INPUT, MD5, OUTPUT, PARAMETERS, STATISTICS, STRUCTURE, TENSOR, DumpTable, Value
@@ -77,7 +77,7 @@ class _Merger:
         self.beside, self.first = beside, beside.first
         self.told = Told(beside)
         self.twins = twins(beside.tree)
-        self.made = Merged(copy(beside.first))
+        self.made = Merged(beside.first.with_own_columns())
         if beside.first.task != "structure":
             self.made.side.header = {**beside.first.header, "task": "statistics"}
         self.ranks = ", ".join(map(str, beside.ranks))
