@@ -436,7 +436,7 @@ def test_which_ranks_the_run_had(rank: int | None, size: int, chosen: tuple[int,
     made = DumpSink(tmp_path, level="mix", rank=rank)
     made.tell_world(world.of_process(rank, size, chosen))
     made.write(small_frame())
-    assert world.expected_ranks(made.directory(0)) == expected
+    assert world.Head(made.directory(0)).expected_ranks() == expected
     assert open_dump(tmp_path).load(0).header.get("world_size") == (size if expected else None)
 
 
@@ -446,4 +446,4 @@ def test_which_ranks_the_run_had(rank: int | None, size: int, chosen: tuple[int,
 def test_a_header_that_says_no_ranks(text: str, tmp_path: Path) -> None:
     """Damage, and what stands in a record, is no number of ranks."""
     (tmp_path / "dump.json").write_text(text)
-    assert world.expected_ranks(tmp_path) == frozenset()
+    assert world.Head(tmp_path).expected_ranks() == frozenset()

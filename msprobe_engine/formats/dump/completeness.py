@@ -13,7 +13,6 @@ from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.reader import DumpDirectory
 from msprobe_engine.formats.dump.ring_file import damages_in
-from msprobe_engine.formats.dump.world import expected_ranks
 
 _log = get_logger()
 
@@ -71,7 +70,7 @@ def _absent_ranks(dump: DumpDirectory, step: int, empty: Collection[str]) -> tup
     if any(isinstance(rank, str) for rank in present) or layout.is_rank_directory(dump.root.resolve().name):
         return [], []
     absent = {layout.rank_of(name) for name in empty}.union(rank for rank in present if isinstance(rank, int))
-    expected = expected_ranks(dump.path(step, present[0]))
+    expected = dump.head(dump.path(step, present[0])).expected_ranks()
     earlier = {layout.rank_of(name) for name in dump.earlier_ranks(step)}
     known = {rank for rank in dump.known_ranks - absent - earlier if not expected or rank in expected}
     return sorted(known), sorted(expected - absent - known)

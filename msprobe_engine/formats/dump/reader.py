@@ -18,7 +18,7 @@ from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.find_dumps import Entries, FoundDump, describe_content, find_dump, nearby
-from msprobe_engine.formats.dump.world import Times, times_of
+from msprobe_engine.formats.dump.world import Head, Times
 
 if TYPE_CHECKING:
     from msprobe_engine.formats.dump.notebook.step_dump import StepDump
@@ -83,7 +83,7 @@ class DumpDirectory:
         self._found: dict[int | None, dict[Rank, Path]] = {}
         self._repeated: dict[int | None, list[str]] = {}
         self._current: dict[int | None, dict[Rank, Path]] = {}
-        self._times: dict[Path, Times | None] = {}
+        self._heads: dict[Path, Head] = {}
         for step, ranks in found.items():
             places = self._found[step] = {}
             for name, path in sorted(ranks.items()):
@@ -172,10 +172,13 @@ class DumpDirectory:
         return any(found is not None and found.began == began and found.ended >= until for found in asked)
 
     def _times_of(self, place: Path) -> Times | None:
-        """Of a process that was killed they stand in its whole log: each file is asked once."""
-        if place not in self._times:
-            self._times[place] = times_of(place)
-        return self._times[place]
+        return self.head(place).times
+
+    def head(self, place: Path) -> Head:
+        """What the file of a rank directory says in front of its records; each file is read once for it."""
+        if place not in self._heads:
+            self._heads[place] = Head(place)
+        return self._heads[place]
 
     def path(self, step: int, rank: Rank | None = None) -> Path:
         """The rank directory. `rank` None: the only one.

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -60,37 +61,41 @@ def of_process(rank: int | None, world_size: int, chosen: Sequence[int]) -> Mapp
     return found | ({"dumped_ranks": sorted(set(chosen))} if chosen else {})
 
 
-def expected_ranks(directory: Path) -> frozenset[int]:
-    """Ranks that the file of a rank directory says there are dumps of; none where it does not say any."""
-    head = _head(directory / layout.DUMP) or _head(directory / layout.DEBUG)
-    world = _WORLD.search(head)
-    if world is None or int(world[1]) > _MOST:
-        return frozenset()
-    chosen = _CHOSEN.search(head)
-    named = {int(text) for text in chosen[1].split(b",") if text.strip()} if chosen else None
-    return frozenset(rank for rank in range(int(world[1])) if named is None or rank in named)
+class Head:
+    """What the file of a rank directory (dump.json, else debug.json) says in front of its records."""
+
+    def __init__(self, directory: Path) -> None:
+        self._directory = directory
+        self._text = _read_head(directory / layout.DUMP) or _read_head(directory / layout.DEBUG)
+
+    @cached_property
+    def times(self) -> Times | None:
+        """None where it does not say them. Of a process that was killed they stand in its whole log."""
+        found = _TIMES.search(self._text or _read_head_of_log(self._directory / layout.FRAME_LOG))
+        return None if found is None else Times(float(found[1]), float(found[2]))
+
+    def expected_ranks(self) -> frozenset[int]:
+        """Ranks that it says there are dumps of; none where it does not say any."""
+        world = _WORLD.search(self._text)
+        if world is None or int(world[1]) > _MOST:
+            return frozenset()
+        chosen = _CHOSEN.search(self._text)
+        named = {int(text) for text in chosen[1].split(b",") if text.strip()} if chosen else None
+        return frozenset(rank for rank in range(int(world[1])) if named is None or rank in named)
+
+    def lost_parts(self) -> Mapping[str, object]:
+        """What it says that the run could not keep, reason to count."""
+        if b'"lost":' not in self._text:
+            return {}
+        found = _LOST.search(self._text)
+        try:
+            document = parse_json(self._text[found.start(1) : found.end(1)]) if found else None
+        except TextError:
+            document = None
+        return document if isinstance(document, dict) else {"what stands there cannot be read": 1}
 
 
-def times_of(directory: Path) -> Times | None:
-    """What the file of a rank directory says; None where it does not say it."""
-    found = _TIMES.search(_head(directory / layout.DUMP) or _head(directory / layout.DEBUG) or _logged_head(directory / layout.FRAME_LOG))
-    return None if found is None else Times(float(found[1]), float(found[2]))
-
-
-def lost_parts(directory: Path) -> Mapping[str, object]:
-    """What the file of a rank directory says that the run could not keep, reason to count."""
-    head = _head(directory / layout.DUMP) or _head(directory / layout.DEBUG)
-    if b'"lost":' not in head:
-        return {}
-    found = _LOST.search(head)
-    try:
-        document = parse_json(head[found.start(1) : found.end(1)]) if found else None
-    except TextError:
-        document = None
-    return document if isinstance(document, dict) else {"what stands there cannot be read": 1}
-
-
-def _logged_head(file: Path) -> bytes:
+def _read_head_of_log(file: Path) -> bytes:
     """What a killed process has left in place of dump.json, empty where it cannot be read."""
     try:
         return decode(read_input(file, _LARGEST_LOG), str(file)).head
@@ -98,7 +103,7 @@ def _logged_head(file: Path) -> bytes:
         return b""
 
 
-def _head(file: Path) -> bytes:
+def _read_head(file: Path) -> bytes:
     """The beginning of a file up to its records, empty where it cannot be read."""
     try:
         with open_step_file(file) as stream:

@@ -23,7 +23,7 @@ from msprobe_engine.formats.dump.completeness import all_of_earlier_runs
 from msprobe_engine.formats.dump.rank_files import counts_of
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.ring_file import damages_in, kept_at, kept_in, rings_among, size_of_step_file
-from msprobe_engine.formats.dump.world import lost_parts
+from msprobe_engine.formats.dump.world import Head
 from msprobe_engine.formats.dump.writing import packed_files
 from msprobe_engine.formats.monitor.listing import Listing, list_monitor
 from msprobe_engine.formats.monitor.losses import FILE, lost_in
@@ -296,7 +296,7 @@ def _rank(directory: Path) -> RankDump:
 
 
 def _count_lost(rank: Path) -> str:
-    return counts_of(lost) if (lost := lost_parts(rank)) else ""
+    return counts_of(lost) if (lost := Head(rank).lost_parts()) else ""
 
 
 def _sizes(folder: Path) -> tuple[set[str], int]:
