@@ -120,6 +120,13 @@ class Record(NamedTuple):
 UPDATES_MADE, EVALUATION_MODE, GRADIENTS_KEPT = "updates_made", "evaluation_mode", "gradients_kept"
 """Numbers of the step: how many updates the optimizer itself counts so far, 0 where a new one has other parameters; 1 where the model is
 trained in evaluation mode; 1 where the last backward pass added to gradients of the update before."""
+ORDER_KEPT, DIVIDED_TWICE = "order_kept", "loss_divided_twice"
+"""Numbers of the step, each there only where it is 1: a sampler that shuffles for several ranks has begun a further epoch in the same
+order; the losses of the step were divided by their number twice."""
+BATCH_AGE = "batch_age"
+"""Number that becomes `Frame.batch_age`."""
+UPDATES_LOST = "updates_lost"
+"""Number of the step: which part of the elements of parameters in 16 bits that have a gradient the update has left as they were."""
 NO_GRADIENT, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "left its optimizer", "in no optimizer"
 """Why an update passes a parameter by."""
 
@@ -143,6 +150,8 @@ class Frame:
         parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
         untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT`, `LEFT_OPTIMIZER` or
             `NO_OPTIMIZER`.
+        batch_age: how many steps ago the models were given the very same tensors; 0: never, or not known.
+        doubtful: parameters that the run begins with to what is doubtful about them, in words; in the frame of its first step only.
         elsewhere: other ranks write its samples (``sinks.rank``), so it has none.
     """
 
@@ -159,6 +168,8 @@ class Frame:
     lost: dict[str, int] = field(default_factory=dict)
     parallel: Mapping[str, Any] = field(default_factory=dict)
     untrained: Mapping[str, str] = field(default_factory=dict)
+    batch_age: int = 0
+    doubtful: Mapping[str, str] = field(default_factory=dict)
     elsewhere: bool = False
 
     @property

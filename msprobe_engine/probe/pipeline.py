@@ -18,7 +18,7 @@ from msprobe_engine.core.backend import Backend
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.records import Entry, Frame, Sample, TensorRef
+from msprobe_engine.core.records import BATCH_AGE, Entry, Frame, Sample, TensorRef
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import PendingStep, RowsEdit, SaveFrame, StepSaver
 from msprobe_engine.probe.rules.base import Rule
@@ -53,6 +53,7 @@ class Pipeline:
     Attributes:
         without_optimizer: of the parameters that are in no optimizer, how many there are and the name of the first; empty: none.
         untrained: parameters that the update of this step passes by, to why.
+        doubtful: as of the `Frame` of this step.
         computed_in: data types that the training computes in, whatever is written, to where they were seen; empty: not known.
     """
 
@@ -80,6 +81,7 @@ class Pipeline:
         self.without_optimizer: dict[str, Any] = {}
         self.computed_in: dict[str, Any] = {}
         self.untrained: dict[str, str] = {}
+        self.doubtful: Mapping[str, str] = {}
         self.parallel: Mapping[str, Any] = {}
         self.cost = {"seconds": 0.0}
         self.patience = CLOSE_PATIENCE
@@ -161,6 +163,7 @@ class Pipeline:
         samples, self.samples = self.samples, []
         lost, self.lost = self.lost, {}
         untrained, self.untrained = self.untrained, {}
+        doubtful, self.doubtful = self.doubtful, {}
         edits, self._edits = self._edits, []
         early, self._early = self._early, []
         level, rank, parallel = self.level, self.backend.rank() or 0, self.parallel
@@ -193,6 +196,8 @@ class Pipeline:
                 lost=dict(missing),
                 parallel=parallel,
                 untrained=untrained,
+                batch_age=int(numbers.pop(BATCH_AGE, 0.0)),
+                doubtful=doubtful,
             )
             return redaction.hide_frame(frame)
 

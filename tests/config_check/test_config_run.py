@@ -315,3 +315,61 @@ def test_objects_that_answer_for_others_are_not_asked() -> None:
             return dict(found)
 
     assert Loop().run()["optimizer.lr"].value == 0.25
+
+
+class Tied(nn.Module):
+    """An embedding and an output layer, of a configuration that ties them."""
+
+    def __init__(self, tied: bool, named: bool) -> None:
+        super().__init__()
+        self.tokens, self.head = nn.Embedding(7, 4), nn.Linear(4, 7, bias=False)
+        self.layers = nn.ModuleList([nn.Linear(4, 4, bias=False), nn.Linear(4, 4, bias=False)])
+        self.layers[1].load_state_dict(self.layers[0].state_dict())  # copies of one layer are meant
+        self.config = argparse.Namespace(tie_word_embeddings=named)
+        if tied:
+            self.head.weight = self.tokens.weight
+
+    def get_input_embeddings(self) -> nn.Module:
+        return self.tokens
+
+    def get_output_embeddings(self) -> nn.Module:
+        return self.head
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.head(self.layers[1](self.layers[0](self.tokens(x))))
+
+
+@pytest.mark.parametrize(
+    ("tied", "named", "loaded", "said"),
+    [
+        (True, True, False, {}),
+        (False, False, False, {}),
+        (False, False, True, {"head.weight": "holds the same bits as tokens.weight"}),
+        (False, True, False, {"head.weight": "tie_word_embeddings is true"}),
+        (True, True, True, {"tokens.weight": "4 of 28 elements are NaN or Inf"}),
+    ],
+)
+def test_weights_that_are_doubtful_before_the_first_step(
+    tied: bool, named: bool, loaded: bool, said: dict[str, str], tmp_path: Path
+) -> None:
+    """A row that is NaN and that no batch uses; an output layer that was tied to the embedding, or should be. In the first step's frame."""
+    model = Tied(tied, named)
+    with torch.no_grad():
+        if loaded and tied:
+            model.tokens.weight[6] = float("nan")
+        elif loaded:
+            model.head.weight.copy_(model.tokens.weight)
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+    sinks = SinkSettings(memory=True)
+    probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), strict=True, monitor=MonitorSettings(), sinks=sinks))
+    probe.attach(model, optimizer)
+    for step in range(2):
+        probe.begin_step(step)
+        model(torch.tensor([step, 1])).square().mean().backward()
+        optimizer.step()
+        probe.end_step()
+    probe.close()
+    first, second = probe.frames
+    assert second.doubtful == {}
+    assert first.doubtful.keys() == said.keys()
+    assert all(words in first.doubtful[name] for name, words in said.items())

@@ -264,3 +264,38 @@ def test_nothing_is_left() -> None:
     assert counts[1] > 0
     assert hooks(model) == 0
     assert functions() == before
+
+
+class NotOfTorch(torch.optim.SGD):
+    """As one that keeps what rounding takes away."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "rate", "of", "lost"),
+    [
+        (torch.bfloat16, 1e-6, torch.optim.SGD, True),
+        (torch.bfloat16, 0.5, torch.optim.SGD, False),
+        (torch.float32, 1e-12, torch.optim.SGD, None),
+        (torch.bfloat16, 1e-6, NotOfTorch, None),
+        ("copies", 1e-6, torch.optim.SGD, None),
+    ],
+)
+def test_updates_that_rounding_takes_away(dtype: Any, rate: float, of: Any, lost: bool | None) -> None:
+    """The part of the elements in 16 bits with a gradient that the update leaves as they were; nothing of an optimizer that updates float32
+    or is not known to round to the nearest number."""
+    model = pc.net(torch.bfloat16 if dtype == "copies" else dtype)
+    trained = [p for p in model.parameters() if p.requires_grad]
+    copies = [p.detach().float().requires_grad_() for p in trained] if dtype == "copies" else trained
+    optimizer = of(copies, lr=rate)
+    probe = pc.probe(gradients=True)
+    with pc.closing(probe) as frames:
+        probe.attach(model, optimizer)
+        probe.begin_step(0)
+        model(pc.data(0, dtype=torch.bfloat16 if dtype == "copies" else dtype)).square().mean().backward()
+        for copy, parameter in zip(copies, trained):
+            if copy is not parameter and parameter.grad is not None:
+                copy.grad = parameter.grad.float()
+        optimizer.step()
+        probe.end_step()
+    share = frames[0].scalars.get("updates_lost")
+    assert (None if share is None else share > 0.5) == lost

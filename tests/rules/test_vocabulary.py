@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -12,11 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame
+from msprobe_engine.core.records import NO_GRADIENT, Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import BELOW, FLAGS, HAS_BELOW, as_int64
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.build import build_rules
+from msprobe_engine.probe.rules.builtin.progress.repeated_batch import RepeatedBatchRule
 from msprobe_engine.probe.rules.registry import RULES
 
 LAYERS = [f"layers.{i}" for i in range(4)]
@@ -281,6 +283,85 @@ def test_a_learning_rate_that_leaves_its_schedule(rates: list[float], at: int | 
     """Far above all that was before, it is said in that step; schedules that people use are not."""
     alert = first_alert(rule("rate_jump"), [frame_of(scalars={"learning_rate": rate}, step=i) for i, rate in enumerate(rates)])
     assert (alert and alert.step) == at
+
+
+@pytest.mark.parametrize(
+    ("made", "rate", "at"),
+    [
+        (1000, lambda i: 1e-3 * min(1.0, (i + 1) / 50), 5),
+        (1000, lambda i: 1e-3 if i == 0 else 1e-3 * i / 50, 6),  # the rate that was loaded, and then that of a new schedule
+        (0, lambda i: 1e-3 * min(1.0, (i + 1) / 50), None),
+        (20, lambda i: 1e-3 * (i + 21) / 1000, None),  # a warm-up that is gone on with
+        (20, lambda i: 1e-3 * (1 - math.cos(math.pi * (i + 21) / 1000)), None),
+        (1000, lambda i: 1e-3 * (1 - i / 1000), None),
+        (1000, lambda i: 1e-6 if i < 20 else 1e-3, 20),  # a jump
+        (1000, lambda i: 1e-4 + 1e-5 * (i % 20), None),  # cycles that do not begin near zero
+    ],
+)
+def test_a_resumed_run_that_warms_up_again(made: int, rate: Callable[[int], float], at: int | None) -> None:
+    """The optimizer has made updates before, and the rate rises as at the beginning of a training: said in the sixth step."""
+    frames = [frame_of(scalars={"learning_rate": rate(i), "updates_made": float(made + i)}, step=i) for i in range(60)]
+    alert = first_alert(rule("rate_jump"), frames)
+    assert (alert and alert.step) == at
+
+
+@pytest.mark.parametrize(
+    ("ages", "kept", "at"),
+    [
+        ([0] * 9 + [1] * 20, False, 18),  # stuck
+        ([0] + [1] * 30, False, None),  # one batch from the start on
+        (([0] + [1] * 29) * 3, False, None),  # thirty steps on each batch
+        ([0] * 12 + [12] * 30, False, None),  # data that are not shuffled
+        ([0] * 12 + [12] * 30, True, 23),  # a sampler that should shuffle them
+        ([0] * 40, True, None),
+        ([0, 7, 3, 9] * 10, False, None),  # batches drawn with replacement from a few
+    ],
+)
+def test_batches_that_come_again(ages: list[int], kept: bool, at: int | None) -> None:
+    """By how many steps ago each step's batch was there: what cannot be meant is said once, what may be meant is no alert."""
+    checked = rule("repeated_batch")
+    numbers = {"order_kept": 1.0} if kept else {}
+    frames = [dataclasses.replace(frame_of(scalars=numbers, step=i), batch_age=age) for i, age in enumerate(ages)]
+    assert [alert.step for frame in frames for alert in checked.check(frame)] == ([] if at is None else [at])
+
+
+def test_a_batch_of_all_ranks() -> None:
+    """Data-parallel ranks with the same batch are named at the second check in a row; not where the run has one batch at all."""
+    checked = RepeatedBatchRule()
+    for step in range(3):
+        checked.check(frame_of(step=step))
+    assert [len(checked.compare_ranks(step, [0, 1], equal)) for step, equal in enumerate((True, False, True, True, True))] == [
+        0,
+        0,
+        0,
+        1,
+        0,
+    ]
+    by_heart = RepeatedBatchRule()
+    for step in range(20):
+        by_heart.check(dataclasses.replace(frame_of(step=step), batch_age=int(step > 0)))
+    assert not [alert for step in range(3) for alert in by_heart.compare_ranks(step, [0, 1], True)]
+
+
+def test_updates_that_rounding_takes_away() -> None:
+    """More than half of the elements, three times in a row; not where the rate is 0 or the update was skipped."""
+    for more, at in (({}, 3), ({"learning_rate": 0.0}, None), ({"skipped": 1.0}, None)):
+        frames = [frame_of(scalars={"updates_lost": 0.9 if i else 0.4, **more}, step=i) for i in range(6)]
+        alert = first_alert(rule("lost_updates"), frames)
+        assert (alert and alert.step) == at
+
+
+def test_an_expert_that_is_never_used() -> None:
+    """Where only gradients are watched, and it never had one: after 7 steps if all others have one in each, else after 20."""
+    untrained = {"moe.experts.2.w": NO_GRADIENT, "other.w": NO_GRADIENT}
+    for others, at in (([1.0], 6), ([0.0], 19)):
+        frames = []
+        for step in range(22):
+            gradients = {"moe.experts.0.w": [1.0], "moe.experts.1.w": others if step == 3 else [1.0]}
+            frames.append(dataclasses.replace(frame_of(gradients, step=step), untrained=untrained))
+        alert = first_alert(rule("dead_expert"), frames)
+        assert alert is not None
+        assert (alert.name, alert.step) == ("moe.experts.2", at)
 
 
 @pytest.mark.parametrize("name", [n for n in RULES if n not in ("learned", "condition")])

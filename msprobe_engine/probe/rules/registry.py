@@ -6,13 +6,23 @@ from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.builtin.parameters import (
     dead_expert,
     gradient_underflow,
+    initial_weights,
     layer_gradients,
+    lost_updates,
     unchanged_parameter,
     untrained_parameter,
     update_norm,
     written_parameter,
 )
-from msprobe_engine.probe.rules.builtin.progress import broken_loop, loss_scaling, losses, no_progress, rate_jump, stalled
+from msprobe_engine.probe.rules.builtin.progress import (
+    broken_loop,
+    loss_scaling,
+    losses,
+    no_progress,
+    rate_jump,
+    repeated_batch,
+    stalled,
+)
 from msprobe_engine.probe.rules.builtin.ranks import outlier_rank, replica_mismatch
 from msprobe_engine.probe.rules.builtin.values import condition, dead_activation, extreme_value, learned, nan_inf, turbulence
 
@@ -33,11 +43,14 @@ RULES: dict[str, type[Rule]] = {
         unchanged_parameter.UnchangedParameterRule,
         untrained_parameter.UntrainedParameterRule,
         written_parameter.WrittenParameterRule,
+        initial_weights.InitialWeightsRule,
+        lost_updates.LostUpdatesRule,
         gradient_underflow.GradientUnderflowRule,
         loss_scaling.LossScaleRule,
         loss_scaling.SkippedUpdatesRule,
         rate_jump.RateJumpRule,
         broken_loop.BrokenLoopRule,
+        repeated_batch.RepeatedBatchRule,
         replica_mismatch.ReplicaMismatchRule,
         outlier_rank.OutlierRankRule,
         stalled.StalledRule,

@@ -25,6 +25,9 @@ LONGEST = 5.0
 class RunConfig:
     """Of one probe: takes the pack at the first step, once. The training waits for what has to be read at this moment (settings, switches,
     digests of weights); the rest is done and written by a thread.
+
+    Attributes:
+        doubtful: parameters to what is doubtful about them at this moment, in words.
     """
 
     def __init__(self, settings: ProbeSettings) -> None:
@@ -33,6 +36,7 @@ class RunConfig:
         self._wanted = self._settings.enabled and (bool(self._settings.path) or writes_files(settings))
         self._background: BackgroundWriter | None = None
         self._taken: Callable[[], dict[str, Any]] | None = None
+        self.doubtful: dict[str, str] = {}
 
     def begin_step(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None, *, hold: bool = False) -> None:
         """A step begins.

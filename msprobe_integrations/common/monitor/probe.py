@@ -223,6 +223,7 @@ class Probe(ProbeBase):
         if self._run_config is not None:
             with self.guard("config check"):
                 self._run_config.begin_step(self._models, self._optimizer, step, sys._getframe(1))
+                self.pipeline.doubtful, self._run_config.doubtful = self._run_config.doubtful, {}
         self._due = self._window is not None and self._window.is_wanted(step, self._membership.rank)
         self.parameters.begin_step(self._due)
         if self._paused or not self.faults.is_enabled("capture"):

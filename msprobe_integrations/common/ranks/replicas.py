@@ -14,6 +14,8 @@ what       when
 
 Due are steps whose number is a multiple of the interval, and the first one: replicas that start apart are found at once. A step without
 an update hands its check on to the next. Families and their interval have no influence.
+
+What the models are called with has to differ between data-parallel ranks: where it is the same, rule ``repeated_batch`` hears of it.
 """
 
 from __future__ import annotations
@@ -31,10 +33,12 @@ from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.probe.pending_steps import RowsEdit
+from msprobe_engine.probe.rules.builtin.progress.repeated_batch import repeated_batch_rule
 from msprobe_engine.probe.rules.builtin.ranks.replica_mismatch import Mismatch, replica_rule
 from msprobe_integrations.common.ranks.replica_channel import Channel, Difference, Mask, Ranks, Words
 
 if TYPE_CHECKING:
+    from msprobe_engine.core.alerts import Alert
     from msprobe_engine.core.settings.schema import ReplicaCheckSettings
     from msprobe_integrations.common.monitor.parts import ProbeBase
     from msprobe_integrations.common.parameters.gradients import Piece
@@ -68,16 +72,24 @@ class _Take:
         return self.source.value(self.piece) if self.part else self.piece.parameter
 
 
-@dataclass(frozen=True, eq=False)
+@dataclass(eq=False)
 class _Group:
-    """What one group of ranks compares."""
+    """What one group of ranks compares.
+
+    Attributes:
+        batch: place of the digest of its batches, which come last; -1: those of its ranks may be the same.
+    """
 
     takes: list[_Take] = field(default_factory=list)
     labels: list[str] = field(default_factory=list)
+    batch: int = -1
 
     def contents(self) -> list[str]:
         """In words that are the same on all its ranks: tied embeddings have another name, and another place, on each stage."""
-        return [_text(take, label) for take, label in zip(self.takes, self.labels)]
+        return [_text(take, label) for take, label in zip(self.takes, self.labels)] + ["batch"] * (self.batch >= 0)
+
+    def places(self) -> list[int]:
+        return [take.place for take in self.takes] + [self.batch] * (self.batch >= 0)
 
 
 def _text(take: _Take, label: str) -> str:
@@ -112,6 +124,7 @@ class ReplicaCheck:
         self._said_left_out: set[tuple[tuple[int, ...], str]] = set()
         self._idle = False
         self._rule = replica_rule(probe.pipeline.rules)
+        self._batches = repeated_batch_rule(probe.pipeline.rules)
 
     def attach(self, sources: Sequence[ParameterValues]) -> None:
         """Compare what these sources give."""
@@ -148,6 +161,10 @@ class ReplicaCheck:
         if sources and not groups and rank == 0 and not self._idle:
             self._idle = True
             _log.warning("monitor.replica_check: rank 0 holds no parameter that another rank holds too; nothing is compared there")
+        for group in groups.values():
+            if self._batches is not None and "dp" in group.labels:
+                group.batch = self._count
+                self._count += 1
         self._keep_channels(groups)
         self._rows = np.full(self._count, _NOT_TAKEN, np.int64)
         if self._channels:
@@ -183,7 +200,14 @@ class ReplicaCheck:
         if step >= self._start and (self._first or step % self._settings.interval == 0):
             self._first = False
             self._pending = set(self._sources)
+        self.take_batch(_NOT_TAKEN)
         self._samples = self._probe.pipeline.samples
+
+    def take_batch(self, row: int) -> None:
+        """In row `row` of this step is the digest of what the models are called with."""
+        for group in self._groups.values():
+            if group.batch >= 0:
+                self._rows[group.batch] = row
 
     def due(self, source: ParameterValues) -> bool:
         """The update of this source that comes next is compared."""
@@ -285,7 +309,11 @@ class ReplicaCheck:
 
     def _report_differences(self, step: int, channel: Channel, group: _Group, taken: Mask, differences: Sequence[Difference]) -> None:
         """The result of one check of one group."""
-        rule, probe = self._rule, self._probe
+        rule, batch = self._rule, len(group.takes)
+        if channel.leader and self._batches is not None and group.batch >= 0 and taken[batch]:
+            same = all(difference.place != batch for difference in differences)
+            self._raise_alerts(self._batches.compare_ranks(step, channel.ranks, same))
+        differences = [difference for difference in differences if difference.place != batch]
         if not channel.leader or not (differences or rule.running):
             return
         mismatches = [_mismatch(channel.ranks, group.takes[d.place], group.labels[d.place], d) for d in differences]
@@ -295,7 +323,10 @@ class ReplicaCheck:
             for take, label, is_taken in zip(group.takes, group.labels, taken.tolist())
             if is_taken
         }
-        alerts = rule.report(step, channel.ranks[0], mismatches, compared=compared)
+        self._raise_alerts(rule.report(step, channel.ranks[0], mismatches, compared=compared))
+
+    def _raise_alerts(self, alerts: Sequence[Alert]) -> None:
+        probe = self._probe
         if not probe.closed:
             probe.pipeline.alert(alerts)
             return
@@ -323,7 +354,7 @@ class _Send(RowsEdit):
         )
         digests = np.where(has_row, ints[rows_taken, _rows.DIGEST], 0) if len(ints) else np.zeros(len(rows_taken), np.int64)
         for channel, group in self._sendings:
-            places = np.array([take.place for take in group.takes], np.intp)
+            places = np.array(group.places(), np.intp)
             known = taken[places]
             channel.submit(self._step, digests[places], known, partial(self._found, channel, group, known))
 

@@ -11,6 +11,7 @@ from msprobe_engine.config.pack.writer import PackWriter
 from msprobe_integrations.common.config import run as run_config
 from msprobe_integrations.common.config.run import NAME
 from msprobe_integrations.torch.config import start as config_start
+from msprobe_integrations.torch.config.doubtful import find_doubtful
 from msprobe_integrations.torch.config.tensors import TensorCollector
 
 __all__ = ["NAME", "RunConfig"]
@@ -29,4 +30,6 @@ class RunConfig(run_config.RunConfig):
         return config_start.Start(rank, self._environment(), models, optimizers, frame).entries
 
     def _weights(self, models: list[Any]) -> dict[str, Any]:
-        return TensorCollector().weights(models, statistics=False).digests
+        found = TensorCollector().weights(models, statistics=False)
+        self.doubtful = find_doubtful(models, found)
+        return found.digests

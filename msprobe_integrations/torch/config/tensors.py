@@ -30,6 +30,7 @@ MOST_SAMPLES = 4096
 """Longer first dimensions have no digest per index."""
 MOST_SAMPLE_BYTES = 1 << 28
 _DEEPEST = 32
+_NONFINITE = [_rows.NANS, _rows.POS_INF, _rows.NEG_INF]
 _SHARDS = ("ds_tensor",)
 """Attributes of a parameter that is emptied between its uses: what this rank keeps of it (DeepSpeed ZeRO 3)."""
 
@@ -41,11 +42,13 @@ class Collected(NamedTuple):
         existing: content of the existing tool's entry.
         digests: content of ours.
         unread: how many tensors had nothing to read, by reason.
+        broken: parameters with NaN or Inf, to how many of how many elements.
     """
 
     existing: dict[str, Any]
     digests: dict[str, Any]
     unread: dict[str, int]
+    broken: dict[str, tuple[int, int]] = {}
 
 
 class TensorCollector:
@@ -57,6 +60,7 @@ class TensorCollector:
         self._samples: dict[str, list[TensorRef]] = {}
         self._facts: dict[str, dict[str, Any]] = {}
         self._statistics: dict[str, torch.Tensor] = {}
+        self._broken: dict[str, tuple[int, int]] = {}
 
     def weights(self, models: Sequence[nn.Module], *, statistics: bool = True) -> Collected:
         """Parameters and buffers of `models`. The first model's have their own names, those of chunk i ``{i}:name``."""
@@ -64,7 +68,7 @@ class TensorCollector:
             for name, tensor, facts in _iterate_tensors(models):
                 self._collect_tensor(name, tensor, facts, statistics and facts.get("kind") == "parameter")
             digests, numbers = self._finish()
-        return Collected(numbers, digests, self._unread())
+        return Collected(numbers, digests, self._unread(), self._broken)
 
     def inputs(self, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Collected:
         """What a model is called with. Tags as the existing tool has them: ``args.0``, ``kwargs.labels``, ``kwargs.batch.ids``."""
@@ -125,6 +129,12 @@ class TensorCollector:
             return f"{int(rows[ref.row, _rows.DIGEST]) & 0xFFFFFFFFFFFFFFFF:016x}"
 
         described = {name: {**self._facts[name], "digest": digest(ref)} for name, ref in self._refs.items()}
+        bad = {name: int(rows[ref.row, _NONFINITE].sum()) for name, ref in self._refs.items() if ref.row >= 0}
+        self._broken = {
+            name: (count, int(rows[self._refs[name].row, _rows.COUNT]))
+            for name, count in bad.items()
+            if count and self._facts[name].get("kind") == "parameter" and "whole" not in self._facts[name]
+        }
         for name, refs in (samples or {}).items():
             described[name]["samples"] = [digest(ref) for ref in refs]
         if (hides := redaction.active()) is not None:

@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.records import EVALUATION_MODE, UPDATES_MADE
+from msprobe_engine.core.records import EVALUATION_MODE, UPDATES_LOST, UPDATES_MADE
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
@@ -28,6 +28,7 @@ from msprobe_integrations.torch.capture.closures import after_closure
 from msprobe_integrations.torch.hooks.methods import MethodHooks
 from msprobe_integrations.torch.monitor.targets import unwrap_model
 from msprobe_integrations.torch.parameters.fsdp import UnshardedGradients
+from msprobe_integrations.torch.parameters.lost_updates import LostUpdates
 from msprobe_integrations.torch.parameters.optimizer_states import numbers_of, updates_done
 from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_optimizer
 from msprobe_integrations.torch.tensors import dtensors
@@ -89,6 +90,7 @@ class PlainSource:
                 left_out = need(module, "parameters_to_ignore", for_="ranks of DistributedDataParallel that hold the same parameter")
                 self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
         self._unsharded = UnshardedGradients(models, of)
+        self._lost = LostUpdates(self._optimizer, self.pieces)
 
     def _choose_parameters(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
         own = {p for group in self._optimizer.param_groups for p in group["params"]}
@@ -298,14 +300,20 @@ class PlainSource:
         with watch.guard(_PART):
             watch.before_step()
             watch.ready()
+            if watch.active:
+                with self._probe.shield():
+                    self._lost.before(self)
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         if self._patches is not None:
             self._patches.stepped = True
-        if self._watch is not None:
-            with self._watch.guard(_PART):
+        if (watch := self._watch) is not None:
+            with watch.guard(_PART):
                 found = getattr(optimizer, "found_inf", None)  # a fused update skips on the device
-                self._watch.after_step(found if isinstance(found, torch.Tensor) else False)
+                if watch.active and found is None:
+                    with self._probe.shield():
+                        watch.scalar(UPDATES_LOST, self._lost.after(self))
+                watch.after_step(found if isinstance(found, torch.Tensor) else False)
 
     def _report_skipped(self) -> None:
         self._enter()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import json
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -108,6 +109,72 @@ def test_gradients_that_nobody_clears(cleared: str, micro: int) -> None:
                     parameter.grad.data.zero_()
     kept = [frame.scalars.get("gradients_kept") for frame in launch.frames]
     assert kept == ([None, 1.0, 1.0, 1.0] if cleared == "not" else [None] * 4)
+
+
+@pytest.mark.parametrize("micro", [1, 2])
+def test_how_long_ago_a_batch_was_there(micro: int) -> None:
+    """Each step but the first, in which the model is found, says how many steps ago the model was given the same bits, of all its passes
+    and in their order; parts of a larger tensor are seen, arguments by name and in containers, too."""
+
+    class Sum(cases.Two):
+        def forward(self, x: torch.Tensor, more: dict[str, torch.Tensor]) -> torch.Tensor:
+            return super().forward(x) + more["ids"].sum()
+
+    with cases.launched(monitor={"gradients": True, "interval": 5}, rules="recommended") as launch:
+        torch.manual_seed(0)
+        model = Sum()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in (9, 1, 2, 2, 1, 3, 4, 3, 4):
+            for part in range(micro):
+                ids = torch.full((3, 50_000), number)
+                model(cases.batch(part), more={"ids": ids}).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+    assert [frame.batch_age for frame in launch.frames] == [0, 0, 0, 1, 3, 0, 0, 2, 2]
+    assert launch.scalars("batch_age") == [None] * 9
+
+
+def test_an_epoch_in_the_order_of_the_one_before() -> None:
+    """A sampler that shuffles and that nobody tells the epoch; one that is told, and one that does not shuffle, are no news."""
+    for shuffle, told in ((True, False), (True, True), (False, False)):
+        with cases.launched(rules="recommended") as launch:
+            sampler = torch.utils.data.DistributedSampler(range(4), num_replicas=2, rank=0, shuffle=shuffle)
+            model = cases.two()
+            optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+            for epoch in range(2):
+                if told:
+                    sampler.set_epoch(epoch)
+                for number in sampler:
+                    model(cases.batch(number)).square().mean().backward()
+                    optimizer.step()
+                    optimizer.zero_grad()
+        kept = launch.scalars("order_kept")
+        assert kept == [None, None if told or not shuffle else 1.0, None, None]
+
+
+@pytest.mark.parametrize(
+    ("how", "twice"),
+    [
+        (lambda loss: loss / 3 / 3, True),
+        (lambda loss: (loss / 3) * (1 / 3), True),
+        (lambda loss: loss / 3, False),
+        (lambda loss: loss / 2 / 3, False),
+        (lambda loss: (loss + loss + loss) / 3 / 3, False),  # the mean of three
+    ],
+)
+def test_losses_that_are_divided_twice(how: Callable[[torch.Tensor], torch.Tensor], twice: bool) -> None:
+    """By the number of micro batches, in each of them."""
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        scaler = torch.amp.GradScaler("cpu", enabled=twice)
+        for number in range(2):
+            for part in range(3):
+                scaler.scale(how(model(cases.batch(3 * number + part)).square().mean())).backward()
+            scaler.step(optimizer)
+            scaler.update()
+            optimizer.zero_grad()
+    assert launch.scalars("loss_divided_twice") == [1.0 if twice else None] * 2
 
 
 @pytest.mark.parametrize("same", [False, True])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+import json
+import time
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
+import plain_cases as cases
 import pytest
+import torch
+from forkpool import run_ranks
 from harness.case import TrainingCase
 from harness.faults import drift
 from harness.run import training_case
@@ -34,3 +40,24 @@ def test_replicas_that_differ_start_an_incident(tmp_path: Path) -> None:
     }
     training_case(replace(DDP, fault=drift("6.weight")), tmp_path, sections)
     assert list((tmp_path / "probe").glob("incidents/*"))
+
+
+def _of_batches(same: bool) -> list[tuple[str, str]]:
+    rank = torch.distributed.get_rank()
+    with cases.launched({"gradients": True, "replica_check": {"interval": 2}}, rules="recommended") as launch:
+        model: Any = torch.nn.parallel.DistributedDataParallel(cases.two())
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        for number in range(9):
+            model(cases.batch(number, 0 if same else rank)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            torch.distributed.barrier()
+            time.sleep(0.02)
+    alerts = [json.loads(line) for file in launch.directory.rglob("alerts.jsonl") for line in file.read_text().splitlines()]
+    return [(alert["rule"], alert["name"]) for alert in alerts]
+
+
+def test_ranks_that_are_given_the_same_batches() -> None:
+    """Without a sampler that deals out the data all ranks of DDP have the same: the lowest one says so, once. With own data: nothing."""
+    assert run_ranks(2, _of_batches, True) == [[("repeated_batch", "batch")], []]
+    assert run_ranks(2, _of_batches, False) == [[], []]

@@ -14,8 +14,9 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.log import warn_once, warning
-from msprobe_engine.core.records import GRADIENTS_KEPT
+from msprobe_engine.core.records import DIVIDED_TWICE, GRADIENTS_KEPT, ORDER_KEPT
 from msprobe_engine.core.settings.schema import ProbeSettings
+from msprobe_engine.probe.rules.builtin.progress.repeated_batch import repeated_batch_rule
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
 from msprobe_integrations.requirements import MissingNameError, check, need
 from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -25,7 +26,9 @@ from msprobe_integrations.torch.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.torch.tensors import dtensors
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
+from msprobe_integrations.torch.training.plain.batches import Batches
 from msprobe_integrations.torch.training.plain.kept_gradients import KeptGradients
+from msprobe_integrations.torch.training.plain.loss_divisors import LossDivisors
 from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains
 from msprobe_integrations.torch.training.plain.step_boundary import StepBoundary
 from msprobe_integrations.torch.training.plain.training_detector import TrainingDetector
@@ -68,6 +71,8 @@ class PlainObserver(LoopObserver):
         self._away = False
         self._without_graph = False
         self._kept = KeptGradients()
+        self._batches = Batches()
+        self._divisors = LossDivisors()
         self._evaluated = self._evaluation_mode = False
         self._stack = sight.updating
         self._loss: torch.Tensor | None = None
@@ -152,6 +157,18 @@ class PlainObserver(LoopObserver):
                 self.end()
             self._go_away()
 
+    def take_batch(self, args: Any, kwargs: Any) -> None:
+        """The loop calls a model with these. Nothing is read."""
+        if self.in_step and self.probe is not None and not self._away and not self._stack and torch.is_grad_enabled():
+            with self.safely("batches"):
+                if repeated_batch_rule(self.probe.pipeline.rules) is not None:
+                    self._batches.take(self.probe, args, kwargs)
+
+    def leave_step(self) -> None:
+        with self.safely("batches"):
+            if self.probe is not None:
+                self._batches.end_step(self.probe)
+
     def backward(self, tensors: Any, given: Any) -> None:
         """A backward pass begins. Nothing is read."""
         self._come_back()
@@ -164,6 +181,8 @@ class PlainObserver(LoopObserver):
         if not self._stack:
             with self.safely("kept gradients"):
                 self._kept.backward()
+            with self.safely("loss divisors"), _no_function():
+                self._divisors.backward(tensors)
         self._note_loss(tensors, given)
 
     def _is_over(self) -> bool:
@@ -229,14 +248,15 @@ class PlainObserver(LoopObserver):
             self._has_loss = True
 
     def numbers(self) -> dict[str, Any]:
-        """The loss: what backward was called on, summed over the step."""
+        """The loss: what backward was called on, summed over the step. And whether a further epoch is in the order of the one before."""
+        known = {ORDER_KEPT: 1.0} if self._sight.epochs.take_order_kept() else {}
         loss = self._first_loss if self._in_vain else self._loss
         self._loss = self._first_loss = None
         self._losses = {}
         if loss is None or not self.parts:
-            return {}
+            return known
         with _no_function():
-            return {"loss": loss if self.parts == 1 else loss / self.parts}
+            return {"loss": loss if self.parts == 1 else loss / self.parts, **known}
 
     def loss_scale(self, scaler: Any, optimizer: Any) -> None:
         """A scaler is about to step an optimizer."""
@@ -272,6 +292,8 @@ class PlainObserver(LoopObserver):
             self._note_rate(optimizer)
             if len(self._optimizers) == 1 and self._kept.added:
                 self.note({GRADIENTS_KEPT: 1.0})
+            if self._divisors.twice():
+                self.note({DIVIDED_TWICE: 1.0})
 
     def update_ends(self, optimizer: Any) -> None:
         key = id(optimizer)

@@ -23,14 +23,14 @@ class ModuleCallInterceptor:
 
     Args:
         module: as the loop calls it: wrapped.
-        enters: ``(module, inner)`` before a call; the mode of `inner` says whether this is training. Never raises.
+        enters: ``(module, inner, args, kwargs)`` before a call; the mode of `inner` says whether this is training. Never raises.
         leaves: ``(id of the module)`` after it, also when it raised. Never raises.
 
     Attributes:
         inside: what was there before: compiled code, or None.
     """
 
-    def __init__(self, module: nn.Module, enters: Callable[[nn.Module, nn.Module], None], leaves: Callable[[int], None]) -> None:
+    def __init__(self, module: nn.Module, enters: Callable[[nn.Module, nn.Module, Any, Any], None], leaves: Callable[[int], None]) -> None:
         inner = unwrap_model(module)
         compiled = inner._modules[ORIGINAL] if is_wrapper(inner) else None  # modules are never asked whether they are true: some raise
         self._inner = weakref.ref(inner if compiled is None else compiled)
@@ -46,7 +46,7 @@ class ModuleCallInterceptor:
         if torch.compiler.is_compiling():
             return call(*args, **kwargs)
         inner = self._inner()
-        self._enters(module, module if inner is None else inner)
+        self._enters(module, module if inner is None else inner, args, kwargs)
         try:
             return call(*args, **kwargs)
         finally:

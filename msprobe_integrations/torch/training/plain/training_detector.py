@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import torch
 from torch import nn
 from torch.optim import optimizer as optim
+from torch.utils.data import DistributedSampler
 
 from msprobe_engine.core.guard import is_of_training, raise_of_training, suppress_faults
 from msprobe_integrations.autoload import report
@@ -25,6 +26,7 @@ from msprobe_integrations.autoload.imports import after_import
 from msprobe_integrations.patching import FunctionPatch, shared_patch
 from msprobe_integrations.requirements import MissingNameError, need
 from msprobe_integrations.torch.ranks.process_group_teardown import before_ranks_end
+from msprobe_integrations.torch.training.plain.epochs import Epochs
 from msprobe_integrations.torch.training.plain.models import parameters_of, say_not_watched, trains
 
 if TYPE_CHECKING:
@@ -44,6 +46,7 @@ class TrainingDetector:
         optimizers: alive, in the order they were made; in this process, not in one that it was forked from.
         observer: whom things are told to; None before the training begins.
         stood_back: somebody else follows the training.
+        epochs: of samplers that shuffle for several ranks.
         updating: ids of the optimizers that are in an update now, the outermost first.
     """
 
@@ -52,6 +55,7 @@ class TrainingDetector:
     def __init__(self) -> None:
         self.observer: PlainObserver | None = None
         self.stood_back = False
+        self.epochs = Epochs()
         self.updating: list[int] = []
         self._made: list[weakref.ref[Any]] = []
         self._held: dict[int, int] = {}
@@ -80,10 +84,9 @@ class TrainingDetector:
     def optimizers(self) -> list[Any]:
         return [optimizer for ref in self._made if (optimizer := ref()) is not None]
 
-    # optimizers
-
     def _watch_making(self) -> None:
         self._patch(self._undo, shared_patch(optim.Optimizer, "__init__"), self._watch_creation)
+        self._patch(self._undo, shared_patch(DistributedSampler, "__iter__"), self.epochs.begin)
 
     def _watch_creation(self, following: Any, optimizer: Any, *args: Any, **kwargs: Any) -> Any:
         result = following(optimizer, *args, **kwargs)
@@ -100,8 +103,6 @@ class TrainingDetector:
             if self.observer is not None:
                 self.observer.optimizer_made()
         return result
-
-    # the models, as long as they are looked for
 
     def start_looking(self) -> None:
         """Look for models from the next call on."""
@@ -216,7 +217,7 @@ class TrainingDetector:
 
         self._entries[id(module)] = ModuleCallInterceptor(module, self._enters, self._leaves)
 
-    def _enters(self, module: nn.Module, inner: nn.Module) -> None:
+    def _enters(self, module: nn.Module, inner: nn.Module, args: Any, kwargs: Any) -> None:
         """A known model is called."""
         if threading.get_ident() != self._thread or _graph_task() != -1:
             return
@@ -225,6 +226,7 @@ class TrainingDetector:
                 if self._compiled_update:
                     self._tell_compiled_updates(self.observer)
                 self.observer.forward(training=inner.training, graph=torch.is_grad_enabled())
+                self.observer.take_batch(args, kwargs)
 
     def _tell_compiled_updates(self, observer: PlainObserver) -> None:
         """``torch.compile(optimizer.step)``: that it has run is known at the next call of a model, of which optimizer is not."""
@@ -332,8 +334,6 @@ class TrainingDetector:
                 self.observer.parts = _parts_of_loss(schedule)
         with self.within(schedule):
             return following(schedule, *args, **kwargs)
-
-    # end
 
     def stand_back(self) -> None:
         """For good: take everything off."""

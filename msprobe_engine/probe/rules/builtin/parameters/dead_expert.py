@@ -10,10 +10,10 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.records import NO_GRADIENT, Frame, Sample
 from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.core.statistics.rows import SUM
-from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
@@ -30,12 +30,14 @@ _FEATURE = KINDS.index("feature")
 class DeadExpertArgs(LastingArgs):
     warmup: int = arg(20, "monitored steps in which the usual number of experts without tokens of a router is found", minimum=1)
     patience: int = arg(20, "monitored steps in a row before the rule fires", minimum=1)
+    never: int = arg(7, "monitored steps for an expert that never had a gradient while all others of its layer had one in each", minimum=1)
 
 
 class DeadExpertRule(LastingRule[DeadExpertArgs]):
     """Warnings for experts without gradient (none, or exact zeros in all their weights) while another expert of the same
     layer has some; and for routers with more experts without tokens than in the first `warmup` steps. Few tokens for many experts
-    leave some of them out in a healthy run, too.
+    leave some of them out in a healthy run, too. An expert that never had a gradient while every other one of the layer had one in each
+    step is said after `never`.
 
     Experts are told by their names (``...experts.3.w1.weight``). Weights of several experts in one tensor cannot be told apart by
     gradients; their router's load can (``monitor.layer_features.router_logits``).
@@ -55,6 +57,7 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
         self._router: Mask = np.zeros(0, np.bool_)
         self._usual: Column = np.zeros(0)
         self._steps: npt.NDArray[np.int64] = np.zeros(0, np.int64)
+        self._never: dict[str, tuple[int, bool]] = {}
 
     def _key(self, sample: Sample) -> str | None:
         if self.left_out(sample.name):
@@ -88,7 +91,31 @@ class DeadExpertRule(LastingRule[DeadExpertArgs]):
         judged = np.flatnonzero(np.where(self._router, is_present, neighbours))
         episodes = self.episodes.update(~alive[judged], judged)
 
-        return self._describe_episodes(frame, view, episodes)
+        return [*self._describe_episodes(frame, view, episodes), *self._never_used(frame, some)]
+
+    def _never_used(self, frame: Frame, some: Mask) -> list[Alert]:
+        """Experts that are trained and never had a gradient: no sample is of them."""
+        idle = {f"{m[1]}.{m[2]}" for name, why in frame.untrained.items() if why == NO_GRADIENT and (m := EXPERT.match(name)) is not None}
+        if not idle:
+            return []
+        others: dict[str, list[bool]] = {}
+        for slot, key in enumerate(self._watch.names):
+            if not self._router[slot]:
+                expert = key.split(" ", 2)[2]
+                idle.discard(expert)  # it had one before
+                others.setdefault(expert.rpartition(".")[0], []).append(bool(some[slot]))
+        alerts = []
+        for expert in sorted(idle):
+            busy = others.get(expert.rpartition(".")[0], [])
+            if not any(busy) or self.left_out(expert):
+                continue
+            steps, all_busy = self._never.get(expert, (0, True))
+            self._never[expert] = steps, all_busy = steps + 1, all_busy and all(busy)
+            if steps == (self.args.never if all_busy else self.args.patience):
+                seen = f"no gradient for {steps} monitored steps, nor any before"
+                expected = "some gradient, as other experts of the layer have"
+                alerts.append(scalar_alert(frame, expert, "grad", rule=self, value=0.0, expected=expected, seen=seen))
+        return note_rest(alerts[: self.args.max_alerts], len(alerts))
 
     def _find_starving(self, view: View) -> Mask:
         """Routers with more experts without tokens than at the beginning, by slot."""

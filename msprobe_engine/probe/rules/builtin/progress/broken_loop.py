@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import EVALUATION_MODE, GRADIENTS_KEPT, UPDATES_MADE, Frame
+from msprobe_engine.core.records import DIVIDED_TWICE, EVALUATION_MODE, GRADIENTS_KEPT, UPDATES_MADE, Frame
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
@@ -14,6 +14,7 @@ from msprobe_engine.probe.rules.tracked_series import Episodes
 _FACTS = {
     EVALUATION_MODE: ("a model in training mode", "trained in evaluation mode (model.eval()), which it was not before: no dropout"),
     GRADIENTS_KEPT: ("gradients that are cleared after an update", "the backward pass adds to the gradients of the update before"),
+    DIVIDED_TWICE: ("losses that are divided once", "each loss was divided by the number of passes of the step, and the result once more"),
 }
 
 
@@ -24,23 +25,26 @@ class BrokenLoopArgs(LastingArgs):
 
 class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
     """Warnings when the optimizer counts fewer updates than it did, and no more than there were steps since (number ``updates_made`` of the
-    step), when the model is trained in evaluation mode and was not before (``evaluation_mode``), and when gradients are not cleared
-    between two updates (``gradients_kept``)."""
+    step), when the model is trained in evaluation mode and was not before (``evaluation_mode``), when gradients are not cleared between two
+    updates (``gradients_kept``), and when each loss is divided by the number of micro batches twice (``loss_divided_twice``)."""
 
     name = "broken_loop"
     fires = (
-        "the optimizer has lost its state; the model is trained in evaluation mode, in which it was not before; or gradients are not "
-        "cleared between two updates"
+        "the optimizer has lost its state; the model is trained in evaluation mode, in which it was not before; gradients are not "
+        "cleared between two updates; or the losses of micro batches are divided by their number twice"
     )
-    meaning = "An optimizer was made anew, or its state was cleared; model.train() is missing behind an evaluation; zero_grad is missing."
-    next = "look for what the loop does before this step: what it loads and makes, an evaluation, zero_grad"
+    meaning = (
+        "An optimizer was made anew, or its state was cleared; model.train() is missing behind an evaluation; zero_grad is missing; or "
+        "both the loop and what it calls divide the loss."
+    )
+    next = "look for what the loop does before this step: what it loads and makes, an evaluation, zero_grad, where it divides the loss"
     all_kinds = ("step",)
     args_type = BrokenLoopArgs
 
     def setup(self) -> None:
         self._made = 0.0
         self._step = 0
-        self._fine: set[str] = set()
+        self._fine = {DIVIDED_TWICE}
         self._episodes = {name: Episodes(self.args.patience, self.args.recovery) for name in _FACTS}
 
     def check(self, frame: Frame) -> list[Alert]:
