@@ -120,13 +120,15 @@ class Record(NamedTuple):
 UPDATES_MADE, EVALUATION_MODE, GRADIENTS_KEPT = "updates_made", "evaluation_mode", "gradients_kept"
 """Numbers of the step: how many updates the optimizer itself counts so far, 0 where a new one has other parameters; 1 where the model is
 trained in evaluation mode; 1 where the last backward pass added to gradients of the update before."""
-ORDER_KEPT, DIVIDED_TWICE = "order_kept", "loss_divided_twice"
-"""Numbers of the step, each there only where it is 1: a sampler that shuffles for several ranks has begun a further epoch in the same
-order; the losses of the step were divided by their number twice."""
-BATCH_AGE = "batch_age"
-"""Number that becomes `Frame.batch_age`."""
-UPDATES_LOST = "updates_lost"
-"""Number of the step: which part of the elements of parameters in 16 bits that have a gradient the update has left as they were."""
+BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE = "batch_age", "order_kept", "loss_divided_twice"
+"""Facts of the step, each there only where it says something: how many steps ago the models were given the very same tensors; 1 where a
+sampler that shuffles for several ranks has begun a further epoch in the same order; 1 where the losses of the step were divided by their
+number twice."""
+UPDATES_LOST, WEIGHTS_GROWN = "updates_lost", "weights_grown"
+"""Facts of the step, of samples of what this rank holds: which part of the elements of parameters in 16 bits that have a gradient the
+update has left as they were; in the first steps, how many times as large as before the first update the matrices are, in the median."""
+FACTS = frozenset((BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE, UPDATES_LOST, WEIGHTS_GROWN))
+"""They depend on where a run begins and on how it is divided: nothing that two runs have in common."""
 NO_GRADIENT, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "left its optimizer", "in no optimizer"
 """Why an update passes a parameter by."""
 
@@ -150,7 +152,7 @@ class Frame:
         parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
         untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT`, `LEFT_OPTIMIZER` or
             `NO_OPTIMIZER`.
-        batch_age: how many steps ago the models were given the very same tensors; 0: never, or not known.
+        facts: numbers for rules alone, by the names in `FACTS`; no file has them.
         doubtful: parameters that the run begins with to what is doubtful about them, in words; in the frame of its first step only.
         elsewhere: other ranks write its samples (``sinks.rank``), so it has none.
     """
@@ -168,7 +170,7 @@ class Frame:
     lost: dict[str, int] = field(default_factory=dict)
     parallel: Mapping[str, Any] = field(default_factory=dict)
     untrained: Mapping[str, str] = field(default_factory=dict)
-    batch_age: int = 0
+    facts: Mapping[str, float] = field(default_factory=dict)
     doubtful: Mapping[str, str] = field(default_factory=dict)
     elsewhere: bool = False
 

@@ -18,7 +18,7 @@ from msprobe_engine.core.backend import Backend
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.records import BATCH_AGE, Entry, Frame, Sample, TensorRef
+from msprobe_engine.core.records import FACTS, Entry, Frame, Sample, TensorRef
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import PendingStep, RowsEdit, SaveFrame, StepSaver
 from msprobe_engine.probe.rules.base import Rule
@@ -196,7 +196,7 @@ class Pipeline:
                 lost=dict(missing),
                 parallel=parallel,
                 untrained=untrained,
-                batch_age=int(numbers.pop(BATCH_AGE, 0.0)),
+                facts={name: numbers.pop(name) for name in FACTS & numbers.keys()},
                 doubtful=doubtful,
             )
             return redaction.hide_frame(frame)

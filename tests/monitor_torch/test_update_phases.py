@@ -297,5 +297,29 @@ def test_updates_that_rounding_takes_away(dtype: Any, rate: float, of: Any, lost
                 copy.grad = parameter.grad.float()
         optimizer.step()
         probe.end_step()
-    share = frames[0].scalars.get("updates_lost")
+    share = frames[0].facts.get("updates_lost")
     assert (None if share is None else share > 0.5) == lost
+
+
+@pytest.mark.parametrize("rate", [1.0, 1e-3])
+def test_how_much_weights_have_grown(rate: float) -> None:
+    """In the median over the matrices, against the first step, in the first hundred steps; in no file."""
+    model = pc.net()
+    optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
+    matrices = [model.a.weight, model.b.weight, model.c.weight]
+    probe = pc.probe(gradients=True)
+    sizes = []
+    with pc.closing(probe) as frames:
+        probe.attach(model, optimizer)
+        for step in (0, 1, 2, 101):
+            probe.begin_step(step)
+            model(pc.data(step)).square().mean().backward()
+            sizes.append(np.array([float(w.detach().double().square().mean().sqrt()) for w in [*matrices, model.unused.weight]]))
+            optimizer.step()
+            optimizer.zero_grad()
+            probe.end_step()
+    grown = [frame.facts.get("weights_grown") for frame in frames]
+    assert grown[0] is grown[3] is None
+    assert grown[1:3] == pytest.approx([sorted(now / sizes[0])[1] for now in sizes[1:3]], rel=1e-5)  # torch takes the lower of two
+    assert (grown[2] > 1.5) == (rate == 1.0)
+    assert all("weights_grown" not in frame.scalars for frame in frames)

@@ -285,6 +285,10 @@ def test_a_learning_rate_that_leaves_its_schedule(rates: list[float], at: int | 
     assert (alert and alert.step) == at
 
 
+def told(step: int, **facts: float) -> Frame:
+    return dataclasses.replace(frame_of(step=step), facts=facts)
+
+
 @pytest.mark.parametrize(
     ("made", "rate", "at"),
     [
@@ -320,8 +324,8 @@ def test_a_resumed_run_that_warms_up_again(made: int, rate: Callable[[int], floa
 def test_batches_that_come_again(ages: list[int], kept: bool, at: int | None) -> None:
     """By how many steps ago each step's batch was there: what cannot be meant is said once, what may be meant is no alert."""
     checked = rule("repeated_batch")
-    numbers = {"order_kept": 1.0} if kept else {}
-    frames = [dataclasses.replace(frame_of(scalars=numbers, step=i), batch_age=age) for i, age in enumerate(ages)]
+    more = {"order_kept": 1.0} if kept else {}
+    frames = [told(i, batch_age=age, **more) for i, age in enumerate(ages)]
     assert [alert.step for frame in frames for alert in checked.check(frame)] == ([] if at is None else [at])
 
 
@@ -339,16 +343,27 @@ def test_a_batch_of_all_ranks() -> None:
     ]
     by_heart = RepeatedBatchRule()
     for step in range(20):
-        by_heart.check(dataclasses.replace(frame_of(step=step), batch_age=int(step > 0)))
+        by_heart.check(told(step, batch_age=step > 0))
     assert not [alert for step in range(3) for alert in by_heart.compare_ranks(step, [0, 1], True)]
 
 
 def test_updates_that_rounding_takes_away() -> None:
     """More than half of the elements, three times in a row; not where the rate is 0 or the update was skipped."""
     for more, at in (({}, 3), ({"learning_rate": 0.0}, None), ({"skipped": 1.0}, None)):
-        frames = [frame_of(scalars={"updates_lost": 0.9 if i else 0.4, **more}, step=i) for i in range(6)]
+        frames = [dataclasses.replace(told(i, updates_lost=0.9 if i else 0.4), scalars=more) for i in range(6)]
         alert = first_alert(rule("lost_updates"), frames)
         assert (alert and alert.step) == at
+
+
+@pytest.mark.parametrize(("grown", "falls", "at"), [(20.0, False, 5), (20.0, True, None), (6.0, False, None)])
+def test_weights_that_grow_for_nothing(grown: float, falls: bool, at: int | None) -> None:
+    """Ten times as large as at first while the loss is where it was: once. Not where it falls, as that of weights that began near 0."""
+    frames = [
+        dataclasses.replace(told(i, weights_grown=1.0 if i < 5 else grown), scalars={"loss": 3.0 - 0.1 * i if falls else 3.0 + i % 3})
+        for i in range(12)
+    ]
+    checked = rule("growing_weights")
+    assert [alert.step for frame in frames for alert in checked.check(frame)] == ([] if at is None else [at])
 
 
 def test_an_expert_that_is_never_used() -> None:

@@ -6,6 +6,7 @@ from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.builtin.parameters import (
     dead_expert,
     gradient_underflow,
+    growing_weights,
     initial_weights,
     layer_gradients,
     lost_updates,
@@ -45,6 +46,7 @@ RULES: dict[str, type[Rule]] = {
         written_parameter.WrittenParameterRule,
         initial_weights.InitialWeightsRule,
         lost_updates.LostUpdatesRule,
+        growing_weights.GrowingWeightsRule,
         gradient_underflow.GradientUnderflowRule,
         loss_scaling.LossScaleRule,
         loss_scaling.SkippedUpdatesRule,

@@ -10,7 +10,7 @@ import torch
 from msprobe_integrations.common.parameters.gradients import Piece
 from msprobe_integrations.common.parameters.source import ParameterValues
 
-_PARAMETERS, _ELEMENTS = 16, 2048
+PARAMETERS, _ELEMENTS = 16, 2048
 """So many parameters, and of each so many elements, are looked at."""
 
 
@@ -27,7 +27,7 @@ class LostUpdates:
         held = {p for group in optimizer.param_groups for p in group["params"]} if own else set()
         short = [p for p in pieces if p.parameter in held and p.parameter.is_floating_point() and p.parameter.element_size() == 2]
         short = [p for p in short if p.parameter.device == short[0].parameter.device]
-        self._pieces = short[:: max(1, len(short) // _PARAMETERS)][:_PARAMETERS]
+        self._pieces = short[:: max(1, len(short) // PARAMETERS)][:PARAMETERS]
         self._before: list[tuple[Piece, torch.Tensor, torch.Tensor]] = []
 
     def before(self, source: ParameterValues) -> None:
@@ -36,7 +36,7 @@ class LostUpdates:
         for piece in self._pieces:
             value, gradient = source.value(piece), source.gradient(piece)
             if value is not None and gradient is not None and source.hyper(piece).get("lr") != 0.0:
-                self._before.append((piece, _some(value).clone(), _some(gradient) != 0))
+                self._before.append((piece, some(value).clone(), some(gradient) != 0))
 
     def after(self, source: ParameterValues) -> torch.Tensor | None:
         """The part, one number on the device; None where nothing is looked at."""
@@ -45,11 +45,12 @@ class LostUpdates:
         for piece, value, has_gradient in before:
             now = source.value(piece)
             if now is not None:
-                lost.append(((_some(now) == value) & has_gradient).sum())
+                lost.append(((some(now) == value) & has_gradient).sum())
                 judged.append(has_gradient.sum())
         return torch.stack(lost).sum() / torch.stack(judged).sum().clamp(min=1) if lost else None
 
 
-def _some(tensor: torch.Tensor) -> torch.Tensor:
+def some(tensor: torch.Tensor) -> torch.Tensor:
+    """A sample of the elements, the same ones each time."""
     flat = tensor.detach().reshape(-1)
     return flat[:: max(1, flat.numel() // _ELEMENTS)][:_ELEMENTS]

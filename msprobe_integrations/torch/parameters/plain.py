@@ -14,7 +14,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.records import EVALUATION_MODE, UPDATES_LOST, UPDATES_MADE
+from msprobe_engine.core.records import EVALUATION_MODE, UPDATES_LOST, UPDATES_MADE, WEIGHTS_GROWN
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
@@ -31,6 +31,7 @@ from msprobe_integrations.torch.parameters.fsdp import UnshardedGradients
 from msprobe_integrations.torch.parameters.lost_updates import LostUpdates
 from msprobe_integrations.torch.parameters.optimizer_states import numbers_of, updates_done
 from msprobe_integrations.torch.parameters.scaler import UpdatePatches, inner_optimizer
+from msprobe_integrations.torch.parameters.weight_growth import WeightGrowth
 from msprobe_integrations.torch.tensors import dtensors
 
 if TYPE_CHECKING:
@@ -91,6 +92,7 @@ class PlainSource:
                 self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
         self._unsharded = UnshardedGradients(models, of)
         self._lost = LostUpdates(self._optimizer, self.pieces)
+        self._growth = WeightGrowth(self.pieces)
 
     def _choose_parameters(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
         own = {p for group in self._optimizer.param_groups for p in group["params"]}
@@ -303,6 +305,7 @@ class PlainSource:
             if watch.active:
                 with self._probe.shield():
                     self._lost.before(self)
+                    watch.scalar(WEIGHTS_GROWN, self._growth.measure(self, self._probe.step))
 
     def _after(self, optimizer: Any, *_: Any) -> None:
         if self._patches is not None:

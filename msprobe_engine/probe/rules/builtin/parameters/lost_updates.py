@@ -18,7 +18,7 @@ class LostUpdatesArgs(LastingArgs):
 
 
 class LostUpdatesRule(LastingRule[LostUpdatesArgs]):
-    """Warnings when updates leave most elements of the parameters as they are (number ``updates_lost`` of the step, of a sample of the
+    """Warnings when updates leave most elements of the parameters as they are (told of a sample of the
     elements). Looked at are parameters in 16 bits that an optimizer of ``torch.optim`` updates itself: these round to the nearest number
     and keep no rest. Steps with learning rate 0 and skipped ones say nothing."""
 
@@ -33,7 +33,7 @@ class LostUpdatesRule(LastingRule[LostUpdatesArgs]):
     args_type = LostUpdatesArgs
 
     def check(self, frame: Frame) -> list[Alert]:
-        share = frame.scalars.get(UPDATES_LOST)
+        share = frame.facts.get(UPDATES_LOST)
         if share is None or not frame.complete or frame.skipped or frame.scalars.get("learning_rate") == 0.0 or self.left_out(UPDATES_LOST):
             return []
 

@@ -57,7 +57,7 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
                 seen = f"the optimizer counts {number(made)} updates, and {number(before)} before: its state is lost"
                 alerts.append(scalar_alert(frame, UPDATES_MADE, "step", rule=self, value=made, expected="a count that grows", seen=seen))
         for name, said in _FACTS.items():
-            holds = frame.scalars.get(name, 0.0) > 0.0
+            holds = frame.scalars.get(name, frame.facts.get(name, 0.0)) > 0.0
             if not holds:
                 self._fine.add(name)
             if name in self._fine and not self.left_out(name):

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import get_logger
-from msprobe_engine.core.records import ORDER_KEPT, Frame
+from msprobe_engine.core.records import BATCH_AGE, ORDER_KEPT, Frame
 from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.probe.rules.alert_factory import is_excluded, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
@@ -59,8 +59,8 @@ class RepeatedBatchRule(Rule):
     def check(self, frame: Frame) -> list[Alert]:
         if not frame.complete or is_excluded(_NAME, self.args.exclude):
             return []
-        age = frame.batch_age
-        self._kept |= frame.scalars.get(ORDER_KEPT, 0.0) > 0.0
+        age = int(frame.facts.get(BATCH_AGE, 0.0))
+        self._kept |= ORDER_KEPT in frame.facts
         self._in_period = self._in_period + 1 if age == self._period else 1
         self._period = age
         if age == 1:
@@ -84,7 +84,7 @@ class RepeatedBatchRule(Rule):
         if what in self._said:
             return []
         self._said.add(what)
-        return [scalar_alert(frame, _NAME, "step", rule=self, value=float(frame.batch_age), expected=expected, seen=seen)]
+        return [scalar_alert(frame, _NAME, "step", rule=self, value=frame.facts[BATCH_AGE], expected=expected, seen=seen)]
 
     def _note(self, what: str, text: str) -> None:
         if what not in self._said:
