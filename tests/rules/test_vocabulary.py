@@ -143,6 +143,86 @@ def test_losses_far_above_the_first_one(losses: list[float], steps: list[int]) -
     assert [step for step, loss in enumerate(losses) if checked.check(frame_of(scalars={"loss": loss}, step=step))] == steps
 
 
+def test_losses_that_are_high_again_and_again() -> None:
+    """Two levels from the start, as of a critic and a generator, are no spikes, though both rise; a value far above the high level is. What
+    only later comes again and again is said twice."""
+    rng = np.random.default_rng(0)
+    scatter, rare = rng.normal(0.0, 0.03, 300), rule("loss_spike")
+    checked = rule("loss_spike")
+    levels = [(1.5 if step % 5 == 4 else 0.7) + 0.002 * step for step in range(300)]
+    frames = [frame_of(scalars={"loss": level + scatter[step]}, step=step) for step, level in enumerate(levels)]
+    assert first_alert(checked, frames) is None
+    assert first_alert(checked, [frame_of(scalars={"loss": 5.0}, step=300)]) is not None
+    losses = [2.0 * (1.0 + (step % 50 == 49)) + scatter[step] for step in range(300)]
+    found = [
+        a.step
+        for step, loss in enumerate(losses)
+        for a in rare.check(frame_of(scalars={"loss": loss}, step=step))
+        if not a.extra.get("over")
+    ]
+    assert found == [49, 99]
+
+
+def written(step: int, **changes: float) -> Frame:
+    """Two layers of two parameters and a head; each is as the update has left it, or times what `changes` says by its name with _ for a
+    dot."""
+    values = {f"layers.{i}.{name}": [1.0 + i + step, 2.0, 0.5] for i in (0, 1) for name in ("w", "b")} | {"head.w": [3.0 + step, 1.0, 0.5]}
+    before = {name: [x * changes.get(name.replace(".", "_"), 1.0) for x in value] for name, value in values.items()}
+    after = {name: [value[0] + 1.0, *value[1:]] for name, value in values.items()}
+    return join(frame_of(before, step=step, family="param_origin", phase=""), frame_of(after, step=step, family="param_updated", phase=""))
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({4: {"layers_0_w": 2.0}}, [("layers.0.w", 4)]),
+        ({4: {"head_w": 2.0}, 6: {"head_w": 2.0}}, [("head.w", 4)]),
+        ({4: {"layers_0_w": 2.0, "layers_0_b": 2.0}}, [("layers.0.w", 4), ("layers.0.b", 4)]),
+        ({4: {"layers_0_w": 2.0, "layers_1_w": 2.0}}, []),
+        ({1: {"head_w": 2.0}}, [("head.w", 2)]),
+        ({step: {"head_w": 2.0} for step in range(1, 9)}, []),
+    ],
+)
+def test_written_parameter(changes: dict[int, dict[str, float]], said: list[tuple[str, int]]) -> None:
+    """A parameter that is written once is said, also where nothing is known of the steps before it, as is a whole layer; all of a kind, and
+    one that is written in every step from the start on, are what the program does."""
+    checked = rule("written_parameter")
+    found = [(a.name, step) for step in range(9) for a in checked.check(written(step, **changes.get(step, {})))]
+    assert found == said
+
+
+@pytest.mark.parametrize(("zeros", "fires"), [([0, 1, 2], False), ([5, 6, 7], True)])
+def test_a_pruned_parameter_is_not_written_into(zeros: list[int], fires: bool) -> None:
+    """Its smallest elements have become zero; large ones are no pruning."""
+    checked = rule("written_parameter")
+    for step in range(4):
+        value = [float(i + 1) for i in range(8)]
+        before = [0.0 if step == 3 and i in zeros else x for i, x in enumerate(value)]
+        names = [("param_origin", before), ("param_updated", value)]
+        frames = [frame_of({"w": x, "v": [1.0], "u": [1.0]}, step=step, family=family, phase="") for family, x in names]
+        assert bool(checked.check(join(*frames))) == (fires and step == 3)
+
+
+def test_layers_that_are_left_out_at_random() -> None:
+    """A layer without a gradient for as long as chance makes it, where its kind is left out as often, is no fault; for good it is, and
+    so is the first gap where none was left out before."""
+    rng = np.random.default_rng(0)
+    names = [f"layers.{i}.w" for i in range(4)]
+
+    def step_of(step: int, gone: set[str]) -> Frame:
+        frame = frame_of({name: [1.0] for name in ["head.w", *names] if name not in gone}, step=step)
+        return dataclasses.replace(frame, untrained=dict.fromkeys(gone, NO_GRADIENT))
+
+    checked = rule("untrained_parameter")
+    gaps = [{name for name in names if rng.random() < 0.25} for _ in range(300)]
+    assert first_alert(checked, [step_of(step, gone) for step, gone in enumerate(gaps)]) is None
+    alert = first_alert(checked, [step_of(300 + step, {names[0]}) for step in range(20)])
+    assert alert is not None
+    assert (alert.name, alert.step <= 312) == (names[0], True)
+    alert = first_alert(rule("untrained_parameter"), [step_of(step, {names[0]} if step > 4 else set()) for step in range(12)])
+    assert (alert and alert.step) == 7
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_loss_not_finite(value: float) -> None:
     """NaN and Inf are said once, critically, and so is the end."""
@@ -207,11 +287,15 @@ def test_frozen_parameters_are_told_apart() -> None:
 
 
 def test_gradient_underflow_by_count_and_by_zeros() -> None:
-    """A tenth of the elements below the limit fires; so does a share of zeros that rises by 0.3; a share that was always high does not."""
+    """A tenth of the elements below the limit fires; so does a share of zeros that rises by 0.3 while the others become smaller. A share
+    that was always high, a mask and a gradient of zeros alone do not."""
     tensor = {"w": [0.0] * 32 + [1.0] * 32}
     checked = rule("gradient_underflow", patience=2)
     assert first_alert(checked, [frame_of(tensor, step=i) for i in range(40)]) is None
-    frames = [frame_of({"w": [0.0] * 56 + [1.0] * 8}, step=i) for i in range(40, 42)]
+    others = {"v": [1.0] * 64, "u": [1.0] * 64}
+    for rest in ([1.0] * 8, [0.0] * 8):
+        assert first_alert(checked, [frame_of({"w": [0.0] * 56 + rest, **others}, step=i) for i in range(40, 42)]) is None
+    frames = [frame_of({"w": [0.0] * 56 + [0.1] * 8}, step=i) for i in range(42, 44)]
     alert = first_alert(checked, frames)
     assert alert is not None
     assert alert.value == 56 / 64

@@ -3,23 +3,23 @@
 from __future__ import annotations
 
 import functools
-import math
 import re
 from collections.abc import Callable, Sequence
-from typing import Any, Generic, TypeVar
+from typing import Generic, TypeVar
 
 import numpy as np
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.alert_factory import is_excluded, note_rest, number, over_alert, scalar_alert
+from msprobe_engine.probe.rules.alert_factory import is_excluded, note_rest, over_alert, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs
 from msprobe_engine.probe.rules.base import Rule
-from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes
+from msprobe_engine.probe.rules.tracked_series import Episode, Episodes
 
 A = TypeVar("A", bound=LastingArgs)
 
 _SLOT, _BAD, _FINE = np.zeros(1, np.intp), np.ones(1, np.bool_), np.zeros(1, np.bool_)
+_NUMBER = re.compile(r"(?<![^. ])[0-9]+(?![^.])")
 _LAYER = re.compile(r"(?:[^.]+\.)*?[0-9]+(?=\.|$)")
 
 
@@ -30,6 +30,11 @@ def layer_of(name: str) -> str:
     """
     match = _LAYER.match(name)
     return match[0] if match else name.rpartition(".")[0] or name
+
+
+def kind_of(name: str) -> str:
+    """The same for parameters whose names differ in numbers only: of all layers, adapters, heads."""
+    return _NUMBER.sub("", name)
 
 
 class LastingRule(Rule, Generic[A]):
@@ -109,41 +114,3 @@ def episode_alerts(
         first = over[0]
         alerts.append(over_alert(frame, names(first.slot), kind, rule=rule, steps=first.steps, more=len(over) - 1))
     return alerts
-
-
-class ScalarLevel:
-    """One number of the step against its own running level: `msprobe_engine.probe.rules.tracked_series.Level` with one slot, without
-    arrays."""
-
-    def __init__(self, args: LastingArgs, threshold: float, scatter: float, window: int, warmup: int) -> None:
-        self._threshold, self._factor = threshold, scatter
-        self._weight, self._warmup = 2.0 / (window + 1.0), warmup
-        self._mean = self._scatter = 0.0
-        self._seen = 0
-        self._episodes = Episodes(args.patience, args.recovery)
-
-    def check(self, rule: LastingRule[Any], frame: Frame, name: str, value: float | None, kind: str) -> list[Alert]:
-        """Alerts of `rule` for the number, None when the frame does not hold it."""
-        if value is None or not math.isfinite(value) or value <= 0.0:
-            return []
-        away = math.log(value) - self._mean
-        high = self._seen >= self._warmup and away > math.log(self._threshold) and away > self._factor * self._scatter
-        level = math.exp(self._mean)
-        if not high:
-            self._add_value(away)
-
-        def words() -> tuple[str, str]:
-            seen = f"value {number(value)}, {number(value / level)} times its running level {number(level)}"
-            return f"at most {number(self._threshold * level)}", seen
-
-        return rule.say_number(frame, name, high, value, words, kind=kind, episodes=self._episodes)
-
-    def _add_value(self, away: float) -> None:
-        if self._seen == 0:
-            self._mean = away
-        else:
-            weight = max(1.0 / (self._seen + 1.0), self._weight)
-            step = min(max(away, -OCTAVE), OCTAVE)
-            self._mean += weight * step
-            self._scatter += weight * (abs(step) - self._scatter)
-        self._seen += 1

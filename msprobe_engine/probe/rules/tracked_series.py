@@ -216,6 +216,16 @@ class RunningMedian:
             self._past[:, self._steps % self._window] = column
             self._steps += 1
 
+    def is_highest(self, distance: Distance, slots: Slots) -> Mask:
+        """Are values that were measured just before higher than all of their windows? [m]"""
+        higher: Mask = self._past[slots] >= (distance.raw + self._median[slots])[:, None]
+        return ~np.asarray(higher.any(axis=1))
+
+    def forget(self, slots: Slots) -> None:
+        """What is usual for these slots is not known any more."""
+        slots = slots[slots < len(self._past)]
+        self._past[slots], self._known[slots] = np.nan, 0
+
     def value(self, slot: int) -> float:
         return float(np.exp(self._median[slot]))
 

@@ -64,6 +64,7 @@ class ParameterSampler:
         source: where things are. `connect` is called here.
 
     Attributes:
+        on_begin: called when a step begins, monitored or not.
         on_update: called after every update of the optimizer with True when it was skipped; for loops that take an update for a step.
         replicas: told of every update; None: nobody compares replicas.
         owned: names of the parameters that have been in an optimizer.
@@ -75,6 +76,7 @@ class ParameterSampler:
     def __init__(self, probe: ProbeBase, source: ParameterSource) -> None:
         monitor = probe.monitor
         assert monitor is not None
+        self.on_begin: Callable[[], None] | None = None
         self.on_update: Callable[[bool], None] | None = None
         self.replicas: ReplicaCheck | None = None
         self.owned: set[str] = set()
@@ -120,6 +122,8 @@ class ParameterSampler:
 
     def begin_step(self, due: bool) -> None:
         """A step begins; `due`: it is monitored."""
+        if self.on_begin is not None:
+            self.on_begin()
         self._due = due
         if not due:
             self._shut()
@@ -294,7 +298,7 @@ class ParameterSampler:
     def close(self) -> None:
         """Take everything off; the probe goes on without it."""
         self.end_step(again=False)  # what is noted of a step that goes on has to be merged
-        self.on_update = None
+        self.on_begin = self.on_update = None
         self.source.close()
 
     def _note_copies(self) -> None:

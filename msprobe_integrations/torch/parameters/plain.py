@@ -66,6 +66,7 @@ class PlainSource:
             before, probe.parameters.counted = probe.parameters.counted, counted
             self._is_new = len(before) != len(counted) or any(a() is not b() for a, b in zip(before, counted))
         self._roots = [weakref.ref(unwrap_model(model)) for model in models]
+        self._evaluation_mode = False
         self._places: dict[torch.Tensor, tuple[int, int]] = {}
         self._watch: ParameterSampler | None = None
         self._patches: UpdatePatches | None = None
@@ -184,6 +185,7 @@ class PlainSource:
     def connect(self, watch: ParameterSampler) -> None:
         """Follow the updates of the optimizer object, and what comes before them."""
         self._watch = watch
+        watch.on_begin = self._begin_step
         watch.in_place = dist.is_available() and dist.is_initialized() and dist.get_world_size() > 1
         optimizer = self._optimizer
         self._patches = UpdatePatches(watch, optimizer, [piece.parameter for piece in self.pieces], self._report_skipped)
@@ -260,6 +262,14 @@ class PlainSource:
 
         return hook
 
+    def _begin_step(self) -> None:
+        """An evaluation may stand between the backward pass and the update: the mode in which the step begins counts, too."""
+        self._evaluation_mode = self._is_evaluation_mode()
+
+    def _is_evaluation_mode(self) -> bool:
+        roots = [root for ref in self._roots if (root := ref()) is not None]
+        return bool(roots) and not any(root.training for root in roots)
+
     def _before(self, _optimizer: Any, args: tuple[Any, ...] = (), kwargs: Mapping[str, Any] | None = None) -> Any:
         watch = self._watch
         if watch is None:
@@ -269,8 +279,7 @@ class PlainSource:
                 watch.scalar(name, value)
             if self._is_first and not torch.compiler.is_compiling():
                 with torch._C.DisableTorchFunction():
-                    roots = [root for ref in self._roots if (root := ref()) is not None]
-                    if roots and not any(root.training for root in roots):
+                    if self._evaluation_mode and self._is_evaluation_mode():
                         watch.scalar(EVALUATION_MODE, 1.0)
                     updates = updates_done([self._optimizer])
                     if updates or self._is_new:  # no update of parameters that no optimizer had before: nothing is lost

@@ -13,8 +13,10 @@ from msprobe_engine.core.statistics.rows import BELOW, FLAGS, HAS_BELOW, HAS_EPS
 from msprobe_engine.probe.rules.alert_factory import alert_at, number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
-from msprobe_engine.probe.rules.tracked_series import Episode, View, Watch
+from msprobe_engine.probe.rules.tracked_series import Episode, Mask, View, Watch
 
+_SMALLER = 0.5
+"""Part of their usual size that the elements other than zero have at most, where others have become too small for the format."""
 _FAMILIES = ("grad_unreduced", "grad_reduced", "actv_grad")
 
 
@@ -31,11 +33,13 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
     """Warnings for gradients that lose elements at the lower end of a number format.
 
     With op ``underflow`` among ``monitor.ops`` the share of lost elements is known. Without it, what underflowed already shows as
-    exact zeros: their share is held against its own running mean, because embeddings, experts and ReLUs have many in any case.
+    exact zeros: their share is held against its own running mean, because embeddings, experts and ReLUs have many in any case. What is
+    left has become smaller, too: else it is a mask that makes the zeros. A gradient of zeros alone was not
+    computed, unless most are.
     """
 
     name = "gradient_underflow"
-    fires = "a good part of a gradient is, or becomes, zero for want of range in the number format"
+    fires = "a good part of a gradient is, or becomes, zero for want of range in the number format, while the rest becomes smaller"
     meaning = "Gradients are smaller than the format can hold: the loss scale is too small, or a scale in the model is."
     next = "raise the loss scale or use bfloat16; watch op `underflow` with `monitor.underflow_dtype` of the training"
     all_kinds = ("grad", "activation_grad")
@@ -44,6 +48,7 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
     def setup(self) -> None:
         self._watch = Watch(self.layouts, self._key)
         self._mean: Column = np.zeros(0)
+        self._rms: Column = np.zeros(0)
         self._seen = np.zeros(0, np.int64)
 
     def _key(self, sample: Sample) -> str | None:
@@ -94,13 +99,18 @@ class GradientUnderflowRule(LastingRule[GradientUnderflowArgs]):
         counted = (ints[:, FLAGS] & (HAS_BELOW | HAS_EPS)) == HAS_BELOW
         return view.spread(np.where(counted, ints[:, BELOW] - view.table.zeros, 0).astype(np.float64))
 
-    def _find_rising(self, share: Column, view: View, large: np.typing.NDArray[np.bool_]) -> np.typing.NDArray[np.bool_]:
-        if view.size > len(self._mean):
-            more = max(view.size, 2 * len(self._mean)) - len(self._mean)
-            self._mean, self._seen = np.append(self._mean, np.zeros(more)), np.append(self._seen, np.zeros(more, np.int64))
-        mean, seen = self._mean[view.seen], self._seen[view.seen]
-        rising: np.typing.NDArray[np.bool_] = large & (seen >= self.args.warmup) & (share > mean + self.args.rise)
-        weight = np.where(large & ~rising, np.maximum(1.0 / (seen + 1.0), 0.02), 0.0)
-        self._mean[view.seen] = mean + weight * np.where(large, share - mean, 0.0)
-        self._seen[view.seen] = seen + large
+    def _find_rising(self, share: Column, view: View, large: Mask) -> Mask:
+        if view.size > len(self._seen):
+            more = max(view.size, 2 * len(self._seen)) - len(self._seen)
+            self._mean, self._rms = np.append(self._mean, np.zeros(more)), np.append(self._rms, np.zeros(more))
+            self._seen = np.append(self._seen, np.zeros(more, np.int64))
+        mean, usual, seen = self._mean[view.seen], self._rms[view.seen], self._seen[view.seen]
+        some = large & ((share < 1.0) | (np.median(share) == 1.0))
+        left = view.spread(view.table.count - view.table.zeros)[view.seen]
+        rms = np.sqrt(view.spread(view.table.squares)[view.seen] / np.maximum(left, 1.0))
+        rising: Mask = some & (seen >= self.args.warmup) & (share > mean + self.args.rise) & (rms < _SMALLER * usual)
+        weight = np.where(some & ~rising & np.isfinite(rms), np.maximum(1.0 / (seen + 1.0), 0.02), 0.0)
+        self._mean[view.seen] = mean + weight * np.where(some, share - mean, 0.0)
+        self._rms[view.seen] = usual + np.where(weight > 0.0, weight * (rms - usual), 0.0)
+        self._seen[view.seen] = seen + some
         return rising

@@ -18,8 +18,8 @@ from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import ORDER
-from msprobe_engine.probe.rules.stateful_rule import LastingRule, ScalarLevel, layer_of
-from msprobe_engine.probe.rules.tracked_series import Episode, Level, Mask, View, Watch
+from msprobe_engine.probe.rules.stateful_rule import LastingRule, layer_of
+from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes, Level, Mask, Slots, View, Watch
 
 PHASES = ("", "reduced", "unscaled")
 """Phases of a reduced gradient that are compared over time; clipping hides a large gradient and shrinks all others."""
@@ -31,6 +31,7 @@ class LayerGradientArgs(LastingArgs):
     warmup: int = arg(20, "values before the level counts as known", minimum=1)
 
 
+GLOBAL = "grad_norm"
 L = TypeVar("L", bound=LayerGradientArgs)
 Words = Callable[[float, float], tuple[str, str]]
 """From a gradient and the running level of its layer to what was expected, and what the gradient is held against."""
@@ -125,10 +126,13 @@ class ExplodingGradientArgs(LayerGradientArgs):
 
 
 class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
-    """Warnings for layers whose gradient, or a ``grad_norm`` of the step that, is `threshold` times its running level."""
+    """Warnings for layers whose gradient, or a ``grad_norm`` of the step that, is `threshold` times its running level, and more than
+    twice what it has risen to twice before: tasks that take turns have gradients of different sizes."""
 
     name = "exploding_gradient"
-    fires = "the gradient of a layer, or the global norm, rises far above its own running level"
+    fires = (
+        "the gradient of a layer, or the global norm, rises far above its own running level, and above what it has risen to twice before"
+    )
     meaning = "An unstable layer or a learning rate that is too high; without clipping the next update will be as large."
     next = f"{ORDER}; the layer named first is where it began. Try gradient clipping or a smaller learning rate"
     all_kinds = ("grad", "step")
@@ -136,27 +140,56 @@ class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
 
     def setup(self) -> None:
         super().setup()
-        self._norm = ScalarLevel(self.args, self.args.threshold, self.args.scatter, self.args.window, self.args.warmup)
+        self._peaks = np.zeros((0, 3))
+        self._norm = Level(self.args.window, self.args.warmup)
+        self._norm_peaks = np.full((1, 3), -np.inf)
+        self._norm_episodes = Episodes(self.args.patience, self.args.recovery)
 
     def check(self, frame: Frame) -> list[Alert]:
         """Alerts for one frame; a skipped step has no gradient worth a comparison."""
         if not frame.complete or frame.skipped:
             return []
         view = self._watch.of(frame) if "grad" in self.kinds else None
-        alerts = self._layers(frame, view) if view is not None else []
-        if "step" in self.kinds and not self.left_out("grad_norm"):
-            alerts += self._norm.check(self, frame, "grad_norm", frame.scalars.get("grad_norm"), "step")
+        alerts = self._check_layers(frame, view) if view is not None else []
+        value = frame.scalars.get(GLOBAL, math.nan)
+        if "step" in self.kinds and not self.left_out(GLOBAL) and 0.0 < value < math.inf:
+            alerts += self._check_norm(frame, value)
         return alerts
 
-    def _layers(self, frame: Frame, view: View) -> list[Alert]:
+    def _check_layers(self, frame: Frame, view: View) -> list[Alert]:
         rms, healthy, squares = self._rms(frame, view)
-        distance = self._level.measure(rms, view.seen, healthy)
+        self._peaks = np.concatenate([self._peaks, np.full((view.size - len(self._peaks), 3), -np.inf)])
+        high = self._find_high(self._level, self._peaks, rms, view.seen, healthy)
         total = float(squares[healthy].sum())
-        high = (distance.away > math.log(self.args.threshold)) & (distance.away > self.args.scatter * distance.scatter)
-        self._level.add(distance, view.seen, healthy & ~high)
+        return self._say_layers(frame, view, rms, high & (squares >= self.args.share**2 * total), self._words)
 
-        def words(value: float, level: float) -> tuple[str, str]:
-            beside = f"{number(value / level)} times its running level {number(level)}"
-            return f"at most {number(self.args.threshold * level)}", beside
+    def _check_norm(self, frame: Frame, value: float) -> list[Alert]:
+        slot = np.zeros(1, np.intp)
+        high = self._find_high(self._norm, self._norm_peaks, np.array([value]), slot, np.ones(1, np.bool_))
 
-        return self._say_layers(frame, view, rms, high & (squares >= self.args.share**2 * total), words)
+        def words() -> tuple[str, str]:
+            expected, beside = self._words(value, self._norm.value(0))
+            return expected, f"value {number(value)}, {beside}"
+
+        return self.say_number(frame, GLOBAL, bool(high[0]), value, words, kind="step", episodes=self._norm_episodes)
+
+    def _find_high(self, level: Level, peaks: Column, x: Column, slots: Slots, healthy: Mask) -> Mask:
+        """Where a value is too high, [m]; the others are taken in.
+
+        Args:
+            peaks: by slot three logarithms: of the two highest peaks before, the lower first, and of the one that lasts now. A peak comes
+                at least halfway (of the logarithm) to the threshold.
+        """
+        distance = level.measure(x, slots, healthy)
+        limit, log = math.log(self.args.threshold), np.log(np.where(healthy, x, 1.0))
+        before, lasting = peaks[slots, :2], peaks[slots, 2]
+        high: Mask = (distance.away > limit) & (distance.away > self.args.scatter * distance.scatter) & (log > before[:, 0] + OCTAVE)
+        level.add(distance, slots, healthy & ~high)
+        is_peak = distance.away > 0.5 * limit
+        ended = np.where(healthy & ~is_peak, lasting, -np.inf)
+        peaks[slots, :2] = np.sort(np.column_stack([before, ended]), 1)[:, 1:]
+        peaks[slots, 2] = np.where(is_peak, np.maximum(lasting, log), np.where(healthy, -np.inf, lasting))
+        return high
+
+    def _words(self, value: float, level: float) -> tuple[str, str]:
+        return f"at most {number(self.args.threshold * level)}", f"{number(value / level)} times its running level {number(level)}"

@@ -18,6 +18,8 @@ from msprobe_engine.probe.rules.stateful_rule import LastingRule
 from msprobe_engine.probe.rules.tracked_series import Episode, Mask, Slots, View, Watch
 
 _BITS = (COUNT, ZEROS, MIN, MAX, SUM, SUMSQ)
+_ROUNDOFF = 1e-6
+"""Part of the median gradient; less is what round-off leaves of one that cancels out, as that of a bias before a batch norm."""
 Words = npt.NDArray[np.int64]
 
 
@@ -39,13 +41,13 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
     """Warnings for parameters whose row (the digest, or where none is taken six of its words) is the same before and after the step, or
     as in the last monitored step where only one of both is taken.
 
-    Judged are parameters with a finite gradient other than zero; where no gradients are monitored, all. Steps with learning rate 0 and
-    skipped steps say nothing. A parameter of which the optimizer updates a finer copy is not judged: in bfloat16 it moves when many small
-    updates have come together.
+    Judged are parameters with a finite gradient that is more than round-off; where no gradients are monitored, all. Steps with learning
+    rate 0 and skipped steps say nothing. A parameter of which the optimizer updates a finer copy is not judged: in bfloat16 it moves when
+    many small updates have come together.
     """
 
     name = "unchanged_parameter"
-    fires = "a parameter with a gradient is the same after the optimizer step although the learning rate is not 0"
+    fires = "a parameter with a gradient (more than round-off) is the same after the optimizer step although the learning rate is not 0"
     meaning = (
         "The optimizer does not own this parameter, its update is lost (a stale copy, a wrong shard), or the update is smaller than "
         "the parameter's number format can hold."
@@ -120,11 +122,14 @@ class UnchangedParameterRule(LastingRule[UnchangedParameterArgs]):
         return self._last[slots]
 
     def _gradients(self, table: Table, partners: _Partners) -> Mask:
-        """Where there is a finite gradient other than zero; everywhere when none is monitored."""
+        """Where there is a finite gradient that is more than round-off; everywhere when none is monitored."""
         if not partners.any_gradient:
             return np.ones(len(partners.gradient), np.bool_)
         rows = np.maximum(partners.gradient, 0)
         out: Mask = (partners.gradient >= 0) & table.finite[rows] & (table.zeros[rows] < table.count[rows])
+        if out.any():
+            mean_square = table.squares[rows] / np.maximum(table.count[rows], 1)
+            out &= mean_square >= _ROUNDOFF**2 * np.median(mean_square[out])
         return out
 
     def _idle(self, table: Table, partners: _Partners) -> Mask:

@@ -15,10 +15,12 @@ from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.builtin.parameters.dead_expert import EXPERT
 from msprobe_engine.probe.rules.layout import Layout
+from msprobe_engine.probe.rules.stateful_rule import kind_of
 
 _LONGER = 2
 """Times the longest gap before that a gap is longer than what is usual for a parameter."""
-
+_CHANCE = 1e-4
+"""A gap that is less likely is not left to chance, where parameters of its kind are left out as often as they were so far."""
 
 _OUTSIDE = {LEFT_OPTIMIZER: "is in no optimizer any more", NO_OPTIMIZER: "has a gradient and is in no optimizer"}
 
@@ -31,21 +33,26 @@ class UntrainedParameterArgs(CommonArgs):
 
 @dataclass
 class _Gap:
-    """Of one parameter that has been without a gradient: how long it is now, how long it was at most before, and since when."""
+    """Of one parameter that has been without a gradient: how long it is now; how long it was at most before, and all times before."""
 
     steps: int = 0
     longest: int = 0
+    past: int = 0
     said: bool = False
 
 
 class UntrainedParameterRule(Rule):
     """Warnings for parameters that require a gradient and have none (or one of exact zeros, as has the whole module) while others have: of
-    those that had one for `patience` monitored steps and twice as long as ever before, of others for `never`. And for parameters with a
+    those that had one for `patience` monitored steps, twice as long as ever before and longer than chance makes it (layers
+    that are left out at random), of others for `never`. And for parameters with a
     gradient that no optimizer has: for `patience` monitored steps, or at once where one had them before. Experts are the business of
     ``dead_expert``, and all of them without a gradient that of ``no_progress``."""
 
     name = "untrained_parameter"
-    fires = "a parameter has no gradient any more, or never had one, while others have; or it has a gradient and is in no optimizer"
+    fires = (
+        "a parameter has no gradient any more, or never had one, while others have, for longer than chance makes it where parameters are "
+        "left out of some steps; or it has a gradient and is in no optimizer"
+    )
     meaning = (
         "It is not trained: a branch that is not called or is detached, a parameter that was frozen on the way, parameter groups that "
         "were made again without it, or a module that was replaced when the optimizer was there."
@@ -75,7 +82,7 @@ class UntrainedParameterRule(Rule):
         fired = [name for name in sorted(without) if self._lasts(name)]
         for name, gap in self._gaps.items():
             if name not in without and gap.steps:
-                gap.steps, gap.longest, gap.said = 0, max(gap.longest, gap.steps), False
+                gap.steps, gap.longest, gap.past, gap.said = 0, max(gap.longest, gap.steps), gap.past + gap.steps, False
         outside = {name: why for name, why in frame.untrained.items() if why != NO_GRADIENT and not is_excluded(name, self.args.exclude)}
         self._outside = {name: self._outside.get(name, 0) + 1 for name in outside}
         alerts = [
@@ -114,8 +121,15 @@ class UntrainedParameterRule(Rule):
         gap.steps += 1
         had = self._known[name] > 0 or gap.longest > 0
         enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= self.args.never
+        enough = enough and self._share_left_out(name) ** gap.steps < _CHANCE
         now, gap.said = enough and not gap.said, gap.said or enough
         return now
+
+    def _share_left_out(self, name: str) -> float:
+        """Part of the steps before in which the one of its kind that was left out most often had no gradient, in gaps that ended."""
+        kind = kind_of(name)
+        alike = [gap for other, gap in self._gaps.items() if gap.past and kind_of(other) == kind]
+        return max(((gap.past + 1) / (self._steps - gap.steps + 1) for gap in alike), default=0.0)
 
     def _describe_gap(self, name: str) -> str:
         gap = self._gaps[name]

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.records import UPDATES_MADE, Frame, Sample
 from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
@@ -47,18 +47,29 @@ class _TwoLevels:
             measured.append((self._scaled, self._scaled.measure(norms / rate, slots, healthy)))
         # A schedule is a trend and no scatter: what is usual is judged by the plain values.
         far = [distance.away > math.log(args.threshold) for _, distance in measured]
-        out: Mask = np.logical_and.reduce([*far, plain.away > args.scatter * plain.scatter])
+        out: Mask = np.logical_and.reduce([*far, plain.away > args.scatter * plain.scatter, self.plain.is_highest(plain, slots)])
         for level, distance in measured:
             level.add(distance, slots, healthy & ~out)
         return out
 
+    def forget(self, slots: Slots) -> None:
+        """Their levels begin anew."""
+        self.plain.forget(slots)
+        self._scaled.forget(slots)
+
 
 class UpdateNormRule(LastingRule[UpdateNormArgs]):
     """Warnings when the norm of the update of a layer (family ``update``), or the global one (a number ``update_norm`` of the step, else
-    over all layers), is `threshold` times its running median."""
+    over all layers), is `threshold` times its running median and the largest of the window, each by the root of the number of elements that
+    the update moves: longer sequences move more of an embedding. The window begins anew where others than in the step before are updated
+    (some are no longer frozen, or are left out of a step), and where the optimizer counts its updates anew or the learning rate falls to
+    less than half (a warm-up)."""
 
     name = "update_norm_doubling"
-    fires = "the optimizer's update, of a layer or in total, doubles against its running median"
+    fires = (
+        "the optimizer's update, of a layer or in total, doubles against its running median and is the largest of its window; the window "
+        "begins anew where other parameters are updated or the learning rate warms up"
+    )
     meaning = "The earliest known sign of a loss spike: gradients begin to point the same way while the second moment is still small."
     next = "keep a checkpoint of this step; lower beta2 or the learning rate, or clip updates, if the loss follows"
     all_kinds = ("update", "step")
@@ -67,6 +78,8 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
     def setup(self) -> None:
         self._watch = Watch(self.layouts, self._key)
         self._levels = _TwoLevels(self.args.window, self.args.warmup)
+        self._elements: Column = np.zeros(0)
+        self._made = self._rate = 0.0
 
     def _key(self, sample: Sample) -> str | None:
         if sample.family != "update" or self.left_out(sample.name):
@@ -79,37 +92,43 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
         if not frame.complete or frame.skipped:
             return []
         view = self._watch.of(frame) if "update" in self.kinds or GLOBAL not in frame.scalars else None
-        norm = np.zeros(0)
+        norm = moved = np.zeros(0)
         healthy = np.zeros(0, np.bool_)
         seen = np.zeros(0, np.intp)
         order = np.zeros(0, np.intp)
         total = frame.scalars.get(GLOBAL, math.nan)
+        everything = 1.0
         if view is not None:
-            squares = view.total(view.table.squares)[view.seen]
-            count = view.total(view.table.count)[view.seen]
-            fine = view.total(~view.table.finite)[view.seen] == 0
-            norm, seen, order = np.sqrt(squares), view.seen, view.table.layout.order
+            table = view.table
+            squares = view.total(table.squares)[view.seen]
+            count = view.total(table.count)[view.seen]
+            fine = view.total(~table.finite)[view.seen] == 0
+            norm, seen, order = np.sqrt(squares), view.seen, table.layout.order
+            moved = np.maximum(view.total(table.count - table.zeros)[view.seen], 1.0)
+            everything = float(moved.sum())
             healthy = fine & (count >= self.args.elements) & (squares > 0.0) & (squares < np.inf)
             if math.isnan(total) and fine.all():
                 total = math.sqrt(float(squares.sum()))
             if "update" not in self.kinds:
                 healthy = np.zeros_like(healthy)
+            self._levels.forget(self._find_others(frame, np.append(0, seen + 1), np.append(count.sum(), count)))
         if view is None and not math.isfinite(total):
             return []
         # The global norm has slot 0, the layers those behind it.
         known = "step" in self.kinds and math.isfinite(total) and total > 0.0
         norms = np.append(total if known else 1.0, norm)
+        roots = np.sqrt(np.append(everything, moved))
         slots = np.append(0, seen + 1)
         judged = np.append(known, healthy)
-        bad = self._levels.far(norms, slots, judged, frame.scalars.get("learning_rate"), self.args)
+        bad = self._levels.far(norms / roots, slots, judged, frame.scalars.get("learning_rate"), self.args)
         episodes = self.episodes.update(bad[judged], slots[judged])
 
         def name(slot: int) -> str:
             return GLOBAL if slot == 0 else self._watch.names[slot - 1]
 
         def describe(episode: Episode) -> Alert:
-            value = float(norms[np.searchsorted(slots, episode.slot)])
-            level = self._levels.plain.value(episode.slot)
+            i = int(np.searchsorted(slots, episode.slot))
+            value, level = float(norms[i]), self._levels.plain.value(episode.slot) * float(roots[i])
             return scalar_alert(
                 frame,
                 name(episode.slot),
@@ -122,3 +141,12 @@ class UpdateNormRule(LastingRule[UpdateNormArgs]):
             )
 
         return self.build_alerts(frame, episodes, name, describe)
+
+    def _find_others(self, frame: Frame, slots: Slots, elements: Column) -> Slots:
+        """Those of `slots` where another number of elements is updated than the last time; all, where training begins anew."""
+        self._elements = np.append(self._elements, np.zeros(max(int(slots[-1]) + 1 - len(self._elements), 0)))
+        made, rate = self._made, self._rate
+        self._made, self._rate = (frame.scalars.get(name, 0.0) for name in (UPDATES_MADE, "learning_rate"))
+        others: Mask = (self._elements[slots] != elements) | (self._made < made) | (self._rate < 0.5 * rate)
+        self._elements[slots] = elements
+        return slots[others]

@@ -25,13 +25,14 @@ class BrokenLoopArgs(LastingArgs):
 
 class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
     """Warnings when the optimizer counts fewer updates than it did, and no more than there were steps since (number ``updates_made`` of the
-    step), when the model is trained in evaluation mode and was not before (``evaluation_mode``), when gradients are not cleared between two
-    updates (``gradients_kept``), and when each loss is divided by the number of micro batches twice (``loss_divided_twice``)."""
+    step), unless the learning rate rises from less than half of what it was: a warm-up, the program begins anew on purpose. Also when the
+    model is trained in evaluation mode and was not before (``evaluation_mode``), when gradients are not cleared between two updates
+    (``gradients_kept``), and when each loss is divided by the number of micro batches twice (``loss_divided_twice``)."""
 
     name = "broken_loop"
     fires = (
-        "the optimizer has lost its state; the model is trained in evaluation mode, in which it was not before; gradients are not "
-        "cleared between two updates; or the losses of micro batches are divided by their number twice"
+        "the optimizer has lost its state and the learning rate does not warm up anew; the model is trained in evaluation mode, in which "
+        "it was not before; gradients are not cleared between two updates; or the losses of micro batches are divided by their number twice"
     )
     meaning = (
         "An optimizer was made anew, or its state was cleared; model.train() is missing behind an evaluation; zero_grad is missing; or "
@@ -42,7 +43,7 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
     args_type = BrokenLoopArgs
 
     def setup(self) -> None:
-        self._made = 0.0
+        self._made = self._rate = self._rate_made = 0.0
         self._step = 0
         self._fine = {DIVIDED_TWICE}
         self._episodes = {name: Episodes(self.args.patience, self.args.recovery) for name in _FACTS}
@@ -50,10 +51,13 @@ class BrokenLoopRule(LastingRule[BrokenLoopArgs]):
     def check(self, frame: Frame) -> list[Alert]:
         alerts: list[Alert] = []
         made, before = frame.scalars.get(UPDATES_MADE), self._made
+        rate, rate_before = frame.scalars.get("learning_rate", 0.0), self._rate
+        self._rate = rate
         if made is not None and not self.left_out(UPDATES_MADE):
             lost = 0.0 < made < before and made <= frame.step - self._step  # 0: of other parameters; or an earlier checkpoint
-            self._made, self._step = made, frame.step
-            if lost:
+            warms_up = rate_before < rate < 0.5 * self._rate_made
+            self._made, self._step, self._rate_made = made, frame.step, rate
+            if lost and not warms_up:
                 seen = f"the optimizer counts {number(made)} updates, and {number(before)} before: its state is lost"
                 alerts.append(scalar_alert(frame, UPDATES_MADE, "step", rule=self, value=made, expected="a count that grows", seen=seen))
         for name, said in _FACTS.items():

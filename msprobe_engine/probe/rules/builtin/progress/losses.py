@@ -10,7 +10,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame
+from msprobe_engine.core.records import UPDATES_MADE, Frame
+from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import ORDER
@@ -23,6 +24,8 @@ _FROM_TWO, _FROM_ONE = 1.5, 1.0
 the first one: else it is of their scatter. One loss that is small by chance is no level: small batches scatter by as much."""
 _ALONE = 2.0
 """So many times `start` the first loss, where it is the level alone."""
+_RUNS = 2
+"""So often losses were as high and low again that it is nothing new: tasks that take turns, a target network that is renewed."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,17 +67,21 @@ class LossSpikeArgs(LastingArgs):
     warmup: int = arg(20, "losses seen before the median counts as known", minimum=5)
     start: float = arg(1.5, "until then it fires when `row` losses in a row are more than so many times the first two", above=1.0)
     row: int = arg(5, "see `start`; or all losses since the first are more than twice so many times that one", minimum=2)
-    least: float = arg(0.1, "first losses that are smaller are no level to go by, as those of reinforcement learning", minimum=0.0)
+    least: float = arg(0.25, "smaller first losses are no level to go by: reinforcement and contrastive learning", minimum=0.0)
     fall: float = arg(0.5, "fires below this part of all losses of the window, too, if that is `threshold` deviations off", above=0.0)
 
 
 class LossSpikeRule(LastingRule[LossSpikeArgs]):
-    """Warnings for a loss far above the median of its last `window` values. A spike does not enter the window, unless the loss stays
-    up for half of it. Before there is a median, for losses that stay far above the first ones: a model that has learned nothing is no
+    """Warnings for a loss far above the median of its last `window` values, or of the high ones of them, if it rises and falls again (tasks
+    that take turns). A spike does not enter the window, unless the loss stays up for half of it; one that is not twice as high as two
+    before it is no news. Before there is a median, for losses that stay far above the first ones: a model that has learned nothing is no
     worse. And for a loss that falls far below all others at once."""
 
     name = "loss_spike"
-    fires = "the loss is far above the median of its last steps, measured by their scatter; or all at once far below them"
+    fires = (
+        "the loss is far above the median of its last steps, measured by their scatter, and above what it has risen to again and again; or "
+        "all at once far below them"
+    )
     meaning = (
         "A bad batch, a learning rate that is too high, or an update that was too large a step or two earlier. Far below: other data, no "
         "label left, or a loss that is divided otherwise."
@@ -93,6 +100,8 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
         alerts: list[Alert] = []
         if not frame.complete:
             return alerts
+        if frame.scalars.get(UPDATES_MADE) == 0.0:  # of an optimizer of other parameters: another model has another loss
+            self._past.clear()
         for name, value in frame.scalars.items():
             if scalar_kind(name) != "loss" or not math.isfinite(value) or self.left_out(name):
                 continue
@@ -108,7 +117,7 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
         return alerts
 
     def _words(self, past: _Past, value: float, limit: float, low: bool, early: bool) -> tuple[str, str]:
-        usual = f"the median of its last {len(past.values)} values is {number(past.median)}"
+        usual = f"the median of {past.of}its last {len(past.values)} values is {number(past.median)}"
         seen = f"{self.args.row} in a row are far above the first {past.counted}, {number(past.first)}" if early else usual
         return f"at least {number(past.least)}" if low else f"at most {number(limit)}", f"value {number(value)}, {seen}"
 
@@ -121,10 +130,11 @@ class _Past:
         self.values: deque[float] = deque(maxlen=args.window)
         self.episodes = Episodes(args.patience, args.recovery)
         self.median = self.first = self.least = math.nan
-        self.counted = ""
+        self.counted = self.of = ""
         self.is_early = True
         self._start = math.nan
         self._high: list[float] = []
+        self._peaks = [-math.inf] * _RUNS
 
     def limit(self, value: float) -> float:
         """Largest value that is no spike; Inf while there is too little to go by, and where `value` is none in any case: a value of the
@@ -140,12 +150,24 @@ class _Past:
             ):
                 self.first = max(first)
                 limit = args.start * self.first * (_ALONE if len(first) == 1 else 1.0)
-                if len(row) >= args.row and self.first >= args.least and self._is_far(row, limit, power):
+                if len(row) >= args.row and min(first) >= args.least and self._is_far(row, limit, power):
                     return limit
             return math.inf
         if value <= max(self.values) and not math.isnan(self._start):
             return math.inf
-        self.median, scatter = self._usual()
+        values = np.array(self.values)
+        limit = self._above(values)
+        self.of, high = "", values > limit
+        while np.count_nonzero(np.diff(high.astype(np.int8), append=0) < 0) >= _RUNS:
+            self.of, values = "the high ones of ", values[high]
+            limit = self._above(values)
+            high = values > limit
+        return max(limit, self.median + 2.0 * (self._peaks[0] - self.median))
+
+    def _above(self, values: Column) -> float:
+        """What is no spike against these values."""
+        args = self.args
+        self.median, scatter = _usual(values)
         if math.isnan(self._start):
             self._start = abs(self.median)
         return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
@@ -159,19 +181,12 @@ class _Past:
         self.least = args.fall * min(self.values, default=0.0)
         if self.is_early or not value < self.least:
             return False
-        self.median, scatter = self._usual()
+        self.of, (self.median, scatter) = "", _usual(np.array(self.values))
         return value < self.median - args.threshold * scatter
-
-    def _usual(self) -> tuple[float, float]:
-        """Median of the window, and deviation around a line through both halves: a loss that falls fast has not more scatter for that."""
-        values = np.array(self.values)
-        half = len(values) // 2
-        slope = (float(np.median(values[-half:])) - float(np.median(values[:half]))) / (len(values) - half)
-        rest = values - slope * np.arange(len(values))
-        return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
 
     def add(self, value: float, spike: bool) -> None:
         if not spike:
+            self._peaks = sorted([*self._peaks, max(self._high, default=-math.inf)])[-_RUNS:]
             self._high.clear()
             self.values.append(value)
             return
@@ -179,3 +194,11 @@ class _Past:
         if 2 * len(self._high) >= self.args.window:  # no spike any more but the new level
             self.values.extend(self._high)
             self._high.clear()
+
+
+def _usual(values: Column) -> tuple[float, float]:
+    """Median, and deviation around a line through both halves: a loss that falls fast has not more scatter for that."""
+    half = len(values) // 2
+    slope = (float(np.median(values[-half:])) - float(np.median(values[:half]))) / (len(values) - half)
+    rest = values - slope * np.arange(len(values))
+    return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
