@@ -9,6 +9,7 @@ from pathlib import Path
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.parallel.unshard.global_tensors import GlobalTensors
 from msprobe_engine.core.errors import DumpFormatError
+from msprobe_engine.find.coverage.common_records import OneSided, find_one_sided
 from msprobe_engine.find.difference import suspects
 from msprobe_engine.find.difference.divergence import Divergence, diverge, settle_origins
 from msprobe_engine.find.difference.layouts import diverge_whole
@@ -29,11 +30,13 @@ class RankFindings:
         walker: both sides, with their distances; the rows of a table are rows of its sides.
         begins: where differences begin in this rank, the most likely first; records are named as in the sides of `walker`.
         differs: something is off in this step, in this rank or another one.
+        one_sided: which rows of one side are a loss; None of what was put together of several ranks.
     """
 
     walker: DifferenceWalk
     begins: Sequence[Suspect]
     differs: bool
+    one_sided: OneSided | None
 
 
 def find_in_rank(begun: RankWalk, step: int, rank: int, moved: Floats | None = None) -> RankFindings:
@@ -57,7 +60,8 @@ def find_in_whole(whole: GlobalTensors, step: int, rank: int) -> RankFindings:
 
 def _collect_findings(walked: Divergence, step: int, rank: int) -> RankFindings:
     begins = suspects.of_origins(step, walked) or suspects.of_facts(step, walked)
-    return RankFindings(walked.walkers[rank], begins, bool(begins))
+    walker = walked.walkers[rank]
+    return RankFindings(walker, begins, bool(begins), None if rank in walked.wholes else find_one_sided(walker))
 
 
 def _before(target: DumpTable, golden: DumpTable, rank: int) -> Divergence | None:

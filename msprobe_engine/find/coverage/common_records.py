@@ -4,6 +4,7 @@ difference of the runs; and runs with next to nothing in common have no place wh
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
@@ -14,6 +15,7 @@ from msprobe_engine.core import names
 from msprobe_engine.core.names import is_collective
 from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.coverage.one_sided_calls import unseen_results
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.find.difference.walk import DifferenceWalk
@@ -93,25 +95,46 @@ def _count_not_finite(walker: DifferenceWalk) -> int:
     return int((m.bad_target & m.bad_golden & ~m.known).sum())
 
 
+@dataclass
+class OneSided:
+    """What only one side of a walk has, or what one of them cannot have.
+
+    Attributes:
+        accepted: bool (pairs of rows,): what one of the pair has needs no partner.
+        alone: rows of matched records without a partner, of the target and of the golden side.
+        not_compared: those of them that need one, and results of unmatched records that nothing compared tells of; all other rows of one
+            side need no partner.
+    """
+
+    accepted: npt.NDArray[np.bool_]
+    alone: Rows
+    not_compared: Rows
+
+
+def find_one_sided(walker: DifferenceWalk) -> OneSided:
+    """For all commands: which rows of one side are a loss."""
+    alone = missing_statistics.alone(walker.side, walker.golden.side, walker.structure.pairs, walker.rows)
+    given, unpaired = left_out.given_by_one_side(walker, left_out.without_effect(walker, alone))
+    target_results, golden_results = unseen_results(walker)
+    return OneSided(given, alone, (unpaired[0] + target_results, unpaired[1] + golden_results))
+
+
 def say_one_sided(divergence: Divergence) -> tuple[bool, list[str]]:
-    """Say on the sides of a step what of matched records only one side has, or what one of them cannot have; those of wholes, which are
-    made of many, are not counted.
+    """Say on the sides of a step what only one side has, or what one of them cannot have; those of wholes, which are made of many, are not
+    counted.
 
     Returns:
-        whether there is something; names of the rows that need no partner, which are no warning (`AcceptedRows`).
+        whether there is something; names of the rows of matched records that need no partner, which are no warning (`AcceptedRows`).
     """
     said, accepted = False, list[str]()
     for rank, walker in divergence.different().walkers.items():
         if rank in divergence.wholes:
             continue
-        sides = walker.side, walker.golden.side
-        alone = missing_statistics.alone(*sides, walker.structure.pairs, walker.rows)
-        given, unpaired = left_out.given_by_one_side(walker, left_out.without_effect(walker, alone))
-        one_sided = walker.measured.one_sided & ~given[:, None]
-        for sentence in missing_statistics.sentences(*sides, one_sided, *unpaired):
+        sides, found = (walker.side, walker.golden.side), find_one_sided(walker)
+        for sentence in missing_statistics.sentences(*sides, walker.measured.one_sided & ~found.accepted[:, None], *found.not_compared):
             said = True
             walker.side.add_problem(sentence)
-        accepted += _names_without_need(walker, alone, unpaired, given)
+        accepted += _names_without_need(walker, found)
         said = say_contradictions(*sides, walker.rows) or said
     return said or bool(accepted), accepted
 
@@ -143,12 +166,12 @@ class AcceptedRows:
         return [Sentence(template, steps_text(self._steps), f"{self._count:,}", self._first)]
 
 
-def _names_without_need(walker: DifferenceWalk, alone: Rows, unpaired: Rows, given: npt.NDArray[np.bool_]) -> list[str]:
-    """Names of rows that only one side has and that need no partner."""
+def _names_without_need(walker: DifferenceWalk, found: OneSided) -> list[str]:
+    """Names of rows of matched records that only one side has and that need no partner."""
     sides = walker.side, walker.golden.side
-    without = [sorted(set(rows).difference(remaining)) for rows, remaining in zip(alone, unpaired)]
+    without = [sorted(set(rows).difference(remaining)) for rows, remaining in zip(found.alone, found.not_compared)]
     names_of_rows = [side.name[row] for side, rows in zip(sides, without) for row in rows]
-    pairs = (walker.rows[pair] for pair in sorted(set(np.flatnonzero(given).tolist()).difference(walker.so_far)))
+    pairs = (walker.rows[pair] for pair in sorted(set(np.flatnonzero(found.accepted).tolist()).difference(walker.so_far)))
     return names_of_rows + [sides[0].name[row] if isinstance(sides[0].shape[row], list) else sides[1].name[other] for row, other in pairs]
 
 

@@ -10,16 +10,17 @@ import numpy as np
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core import names
-from msprobe_engine.core.operator_traits import of_reducer
+from msprobe_engine.core.operator_traits import UNINITIALISED, of_reducer
 from msprobe_engine.core.text.ranges import in_short
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.coverage import other_ways, renames, two_frameworks
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import dump_dialects, roundoff
-from msprobe_engine.measure.distances import Floats
+from msprobe_engine.measure.distances import Floats, elements
 from msprobe_engine.measure.factorize import firsts
 
 
@@ -32,20 +33,8 @@ def add_one_sided_calls(diagnosis: Diagnosis, divergence: Divergence) -> bool:
     for rank, structure in divergence.structures.items():
         walker = divergence.walkers[rank]
         trees = walker.target, walker.golden
-        both = trees[0].has_modules == trees[1].has_modules  # else one side was compiled or dumped at another level
-        alone: list[list[int]] = []
-        for tree, other, records in ((*trees, structure.only_target), (*trees[::-1], structure.only_golden)):
-            recorded = dump_dialects.recorded_by_both(tree.side, other.side)
-            possible = (
-                op
-                for op in other_ways.select_possible_differences(tree, other, records)
-                if recorded[op] and (both or not names.is_module(tree.side.ops[op]))
-            )
-            alone.append([] if rank in divergence.wholes else list(possible))  # another layout makes other calls around its collectives
-        same = _come_to_the_same(walker, alone) if all(alone) else (set(), set())
-        alone = [[op for op in some if op not in known] for some, known in zip(alone, same)]
-        pairs = structure.pairs
-        partners = dict(pairs), {other: op for op, other in pairs}
+        alone = ([], []) if rank in divergence.wholes else possible_differences(walker)  # layouts make other calls around collectives
+        partners = dict(structure.pairs), walker.back
         for word, tree, other, known_to, records, others in zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1]):
             known = diagnosis.unmatched.setdefault(word, [])
             open_to_view = other_ways.recorded_within(tree, other, known_to, records)
@@ -59,6 +48,50 @@ def add_one_sided_calls(diagnosis: Diagnosis, divergence: Divergence) -> bool:
                 diagnosis.unmatched[word] += [name for name in places[:100] if name not in diagnosis.unmatched[word]]
     renames.add_renames(diagnosis, divergence)
     return counts
+
+
+def possible_differences(walker: DifferenceWalk) -> tuple[list[int], list[int]]:
+    """Records of the target and of the golden side that have no partner and may be a difference of the runs."""
+    trees = walker.target, walker.golden
+    both = trees[0].has_modules == trees[1].has_modules  # else one side was compiled or dumped at another level
+    alone: list[list[int]] = []
+    for tree, other, records in zip(trees, trees[::-1], (walker.structure.only_target, walker.structure.only_golden)):
+        recorded = dump_dialects.recorded_by_both(tree.side, other.side)
+        possible = other_ways.select_possible_differences(tree, other, records)
+        alone.append([op for op in possible if recorded[op] and (both or not names.is_module(tree.side.ops[op]))])
+    same = _come_to_the_same(walker, alone) if all(alone) else (set(), set())
+    target_alone, golden_alone = ([op for op in some if op not in known] for some, known in zip(alone, same))
+    return target_alone, golden_alone
+
+
+def unseen_results(walker: DifferenceWalk) -> tuple[list[int], list[int]]:
+    """Rows of what forward calls of one side alone give where nothing that is compared tells of it: no call takes it in, and no other
+    record of either side holds its numbers. Before a backward pass such a result is no part of the loss, whose gradients are compared; a
+    single number behind one is for a log."""
+    trees = walker.target, walker.golden
+    unseen: tuple[list[int], list[int]] = [], []
+    if dump_dialects.differ(walker.side, walker.golden.side) or are_of_different_frameworks(walker.side, walker.golden.side):
+        return unseen
+    alone, partners = possible_differences(walker), (dict(walker.structure.pairs), walker.back)
+    holders = [left_out.records_by_content(tree.side) if any(alone) else {} for tree in trees]
+    for k, (tree, records) in enumerate(zip(trees, alone)):
+        side, trained = tree.side, tree.last_backward < len(tree.kinds)
+        for op in other_ways.recorded_within(tree, trees[1 - k], partners[k], records):
+            kind = tree.kinds[op]
+            if kind[0] != "forward" or kind[-1] in UNINITIALISED or names.is_collective(side.ops[op]):
+                continue
+            if tree.users.get(op) or (trained and op < tree.last_backward):
+                continue
+            unseen[k].extend(
+                row
+                for row in side.rows(op)
+                if side.role[row] == OUTPUT
+                and isinstance(side.shape[row], list)
+                and not (trained and elements(side.shape[row]) == 1)
+                and not left_out.stands_elsewhere(tree, row, holders[k])
+                and not holders[1 - k].get(left_out.content_of(side, row))
+            )
+    return unseen
 
 
 def _come_to_the_same(walker: DifferenceWalk, alone: Sequence[Sequence[int]]) -> tuple[set[int], set[int]]:

@@ -39,12 +39,14 @@ class RowVerdicts:
 
     Attributes:
         level: int8 (n,), `PASS`, `WARNING` or `ERROR`.
-        one_sided: bool (n, 12), what only one side has, see `measure.missing_statistics`.
+        one_sided: bool (n, 12), what only one side has and the other one lacks, see `measure.missing_statistics`.
+        not_compared: bool (n,), rows of one side alone that need a partner.
         said: row -> one sentence.
     """
 
     level: npt.NDArray[np.int8]
     one_sided: Bools
+    not_compared: Bools
     said: dict[int, str] = field(default_factory=dict)
 
     def raise_level(self, row: int, level: int, text: str) -> None:
@@ -80,7 +82,7 @@ class RowProjection:
 
     def run(self) -> RowVerdicts:
         """All verdicts."""
-        verdicts = RowVerdicts(np.zeros(len(self.rows), np.int8), self.one_sided)
+        verdicts = RowVerdicts(np.zeros(len(self.rows), np.int8), *self._losses())
         if not len(self.rows):
             return verdicts
         begins = list(self._begins())
@@ -128,6 +130,16 @@ class RowProjection:
             new = rest & measured
             self.distance[new] = distance[new]
         return self._times(np.where(walked, places, -1))
+
+    def _losses(self) -> tuple[Bools, Bools]:
+        """`RowVerdicts.one_sided` and `RowVerdicts.not_compared`, as `msprobe diagnose` has them; of what was put together of several ranks
+        all that the other layout has not needs no partner."""
+        found, walker = self.found.one_sided, self.walker
+        if found is None:
+            return self.one_sided, np.zeros(len(self.rows), bool)
+        accepted = factorize.mask([walker.rows[pair][0] for pair in np.flatnonzero(found.accepted).tolist()], len(self.target) + 1)
+        need = [factorize.mask(rows, len(side) + 1) for rows, side in zip(found.not_compared, (self.target, self.golden))]
+        return self.one_sided & ~(accepted[self.rows] & self.both)[:, None], (need[0][self.rows] | need[1][self.others]) & ~self.both
 
     def _times(self, places: Rows) -> Floats:
         """How many times what round-off explains each row differs, float64 (n,); `places`: where it is among the pairs of the walk."""

@@ -171,10 +171,8 @@ class _Table:
             start = end
 
     def _say_one_sided(self, one_sided: npt.NDArray[np.bool_]) -> None:
-        alone = (self.others < 0, self.rows < 0)
-        if self._judged is not None:  # of two frameworks some rows need no partner
-            alone = (alone[0] & (self._judged.level > 0), alone[1] & (self._judged.level > 0))
-        rows = (self.rows[alone[0]].tolist(), self.others[alone[1]].tolist())
+        alone = (self.others < 0) | (self.rows < 0) if self._judged is None else self._judged.not_compared
+        rows = (self.rows[alone & (self.others < 0)].tolist(), self.others[alone & (self.rows < 0)].tolist())
         rows = missing_statistics.with_content(self.target, self.golden, *rows)
         for sentence in missing_statistics.sentences(self.target, self.golden, one_sided, *rows):
             self.target.add_problem(sentence)
