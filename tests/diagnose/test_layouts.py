@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -130,6 +131,22 @@ def test_padded_vocabulary() -> None:
     assert not merge_statistics.is_padded([33, 8], [64, 9], 2)
 
 
+def _row_of(values: np.ndarray, dtype: str = "torch.bfloat16", trained: bool = True) -> dict[str, object]:
+    """A tensor of 16 columns, as a dump has it."""
+    four = {"Max": values.max(), "Min": values.min(), "Mean": values.mean(), "Norm": np.linalg.norm(values)}
+    known = {"type": "torch.Tensor", "dtype": dtype, "shape": [values.size // 16, 16], "requires_grad": trained}
+    return {**known, **{key: float(value) for key, value in four.items()}}
+
+
+def _write_rank(path: Path, rank: int, level: str, data: dict[str, object]) -> None:
+    place = path / "step0" / f"rank{rank}"
+    place.mkdir(parents=True)
+    document = {"task": "statistics", "level": level, "framework": "pytorch", "dump_data_dir": None, "data": data}
+    (place / "dump.json").write_text(json.dumps(document))
+    (place / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
+    (place / "stack.json").write_text("{}")
+
+
 def _micro_batches(
     path: Path,
     ranks: int,
@@ -164,11 +181,6 @@ def _micro_batches(
     made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
     weights = {name: number.normal(size=256) for name in "abcdef"}
 
-    def tensor(values: np.ndarray, dtype: str = "torch.bfloat16", trained: bool = True) -> dict[str, object]:
-        four = {"Max": values.max(), "Min": values.min(), "Mean": values.mean(), "Norm": np.linalg.norm(values)}
-        known = {"type": "torch.Tensor", "dtype": dtype, "shape": [values.size // 16, 16], "requires_grad": trained}
-        return {**known, **{key: float(value) for key, value in four.items()}}
-
     for rank in range(ranks):
         data: dict[str, object] = {}
 
@@ -177,7 +189,7 @@ def _micro_batches(
                 data[f"Torch.stack.{len(data)}.forward"] = {
                     "input_args": [],
                     "input_kwargs": {},
-                    "output": [tensor(np.arange(16.0) + call)],
+                    "output": [_row_of(np.arange(16.0) + call)],
                 }
 
         for call, first in enumerate(range(rank * 4 // micro, 4, ranks * 4 // micro)):
@@ -185,42 +197,37 @@ def _micro_batches(
             if call:
                 fetch()
             if positions:
-                tokens = tensor(np.concatenate([np.arange(16.0) + 16 * one for one in part]), "torch.int64", False)
-                known = {"input_args": [tokens], "input_kwargs": {}, "output": [tensor(weights["a"])]}
+                tokens = _row_of(np.concatenate([np.arange(16.0) + 16 * one for one in part]), "torch.int64", False)
+                known = {"input_args": [tokens], "input_kwargs": {}, "output": [_row_of(weights["a"])]}
                 data[f"Module.{wrapper}p.Positions.forward.{call}"] = known
             for name in "abcdef":
-                x, weight = tensor(np.concatenate([made[one, name] for one in part])), tensor(weights[name], "torch.float32")
+                x, weight = _row_of(np.concatenate([made[one, name] for one in part])), _row_of(weights[name], "torch.float32")
                 known = {"input_args": [x], "input_kwargs": {}, "output": [x], "parameters": {"weight": weight}}
                 data[f"Module.{wrapper}{name}.Linear.forward.{call}"] = known
             for name in reversed("abcdef"):
                 gradient = sum(made[one, name] for one in (range(part.stop) if adds else part)) * ranks
-                x = tensor(np.concatenate([made[one, name] * ranks for one in part]))
+                x = _row_of(np.concatenate([made[one, name] * ranks for one in part]))
                 data[f"Module.{wrapper}{name}.Linear.backward.{call}"] = {"input": [x], "output": [x]}
-                own = tensor(gradient * (off if name == "c" else 1.0), "torch.float32")
+                own = _row_of(gradient * (off if name == "c" else 1.0), "torch.float32")
                 if not late or part.stop == 4:
                     data[f"Module.{wrapper}{name}.Linear.parameters_grad.{0 if late else call}"] = {"weight": [own]}
             if positions:
-                x = tensor(sum(made[one, "a"] for one in part) * ranks * positions)
+                x = _row_of(sum(made[one, "a"] for one in part) * ranks * positions)
                 data[f"Module.{wrapper}p.Positions.backward.{call}"] = {"input": [x], "output": []}
         for call, name in enumerate("abcdef"):
             own = range(rank * 4 // ranks, (rank + 1) * 4 // ranks) if unsummed and name == "c" else range(4)
             whole, weight = sum(made[micro, name] for micro in own), weights[name]
             if decay != 1.0:
-                taken = [tensor(weight, "torch.float32"), {"type": "float", "value": decay}]
+                taken = [_row_of(weight, "torch.float32"), {"type": "float", "value": decay}]
                 weight = weight * decay
-                given = [tensor(weight, "torch.float32")]
+                given = [_row_of(weight, "torch.float32")]
                 data[f"Tensor.mul_.{call}.forward"] = {"input_args": taken, "input_kwargs": {}, "output": given}
             scale = {"value": {"type": "float", "value": -rate}}
-            taken = [tensor(weight, "torch.float32"), tensor(whole, "torch.float32", False), tensor(whole**2, "torch.float32", False)]
-            given = [tensor(weight - rate / whole, "torch.float32")]
+            taken = [_row_of(weight, "torch.float32"), _row_of(whole, "torch.float32", False), _row_of(whole**2, "torch.float32", False)]
+            given = [_row_of(weight - rate / whole, "torch.float32")]
             data[f"Tensor.addcdiv_.{call}.forward"] = {"input_args": taken, "input_kwargs": scale, "output": given}
         fetch()
-        place = path / "step0" / f"rank{rank}"
-        place.mkdir(parents=True)
-        document = {"task": "statistics", "level": "mix", "framework": "pytorch", "dump_data_dir": None, "data": data}
-        (place / "dump.json").write_text(json.dumps(document))
-        (place / "construct.json").write_text(json.dumps(dict.fromkeys(data)))
-        (place / "stack.json").write_text("{}")
+        _write_rank(path, rank, "mix", data)
     return path
 
 
@@ -301,6 +308,51 @@ def test_gradients_that_come_with_the_last_micro_batch(off: float, record: str |
     """FSDP2 that sums up over ranks once a step: it is the last of the sums so far that they are held against."""
     found = diagnose(_micro_batches(tmp_path / "run", 1, off=off, adds=True, late=True), _micro_batches(tmp_path / "golden", 1, adds=True))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
+
+
+def _modules(path: Path, ranks: int, gradient: Callable[[int, np.ndarray], np.ndarray]) -> Path:
+    """A dump of level L0 of rows of a batch over the ranks, each of which takes the mean over its own; `gradient`: of a rank and what the
+    gradient of a weight is in one process, what the rank has for it."""
+    number = np.random.default_rng(0)
+    made = {name: number.normal(size=(32, 16)) for name in "abcdef"}
+    weights = {name: number.normal(size=(16, 16)) for name in "abcdef"}
+    for rank in range(ranks):
+        data: dict[str, object] = {}
+        for direction, names in (("forward", "abcdef"), ("backward", "fedcba")):
+            for name in names:
+                times = ranks if direction == "backward" else 1
+                part = _row_of(made[name][rank * 32 // ranks : (rank + 1) * 32 // ranks] * times, "torch.float32")
+                record = {"input_args": [part], "input_kwargs": {}} if direction == "forward" else {"input": [part]}
+                data[f"Module.{name}.Linear.{direction}.0"] = {**record, "output": [part]}
+                if direction == "backward":
+                    own = _row_of(gradient(rank, weights[name]), "torch.float32")
+                    data[f"Module.{name}.Linear.parameters_grad.0"] = {"weight": [own]}
+        _write_rank(path, rank, "L0", data)
+    return path
+
+
+@pytest.mark.parametrize(("factor", "finding"), [(1.0, "none"), (2.0, "divergence")], ids=["a mean", "a sum"])
+def test_gradients_of_parts_of_a_parameter_are_averaged(factor: float, finding: str, tmp_path: Path) -> None:
+    """Each rank holds one part of a parameter: its gradient is that of all ranks, and what their means were too large by is no excuse."""
+    run = _modules(tmp_path / "run", 2, lambda rank, whole: factor * whole[rank * 8 : rank * 8 + 8])
+    golden = _modules(tmp_path / "golden", 1, lambda _, whole: whole)
+    for sides in ((run, golden), (golden, run)):
+        assert diagnose(*sides).finding == finding
+
+
+def test_shares_of_gradients_whose_means_are_next_to_nothing(tmp_path: Path) -> None:
+    """Behind a layer norm the mean says nothing of what sums of shares are divided by; the nearest number is the right one."""
+
+    def gradient(rank: int, whole: np.ndarray, ranks: int = 2) -> np.ndarray:
+        noise = np.random.default_rng(int(1e6 * abs(whole[0, 0]))).normal(size=whole.shape)
+        near_zero = whole - whole.mean() + 3e-6 * whole[0, 0]
+        return near_zero if ranks == 1 else near_zero + (noise - noise.mean()) * (1 - 2 * rank)
+
+    found = diagnose(
+        _modules(tmp_path / "run", 2, gradient), _modules(tmp_path / "golden", 1, lambda rank, whole: gradient(rank, whole, 1))
+    )
+    assert found.finding == "none", found.text()
+    assert any("the mean alone was compared" in line for line in found.evidence)
 
 
 @pytest.mark.parametrize(

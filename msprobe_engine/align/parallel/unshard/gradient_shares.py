@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from functools import cached_property
+from itertools import product
 from typing import NamedTuple
 
 from msprobe_engine.align.parallel import experts, merge_statistics
@@ -113,22 +114,23 @@ class GradientShares:
     @cached_property
     def _way(self) -> tuple[int, int, float] | None:
         """How gradients of parameters, of the pieces, make those of the whole: of either side the sum of all (0) or of the last micro
-        batches (1), and what that of the target is divided by; what most parameters say. None: most say nothing."""
+        batches (1), and what that of the target is divided by; what most parameters say, of several ways the nearest: means of gradients
+        behind a layer norm are next to nothing, whatever they are divided by. None: most say nothing."""
         votes: Counter[tuple[int, int, float]] = Counter()
+        apart: Counter[tuple[int, int, float]] = Counter()
         asked = 0
         for i, j in self._rows:
             if (means := self._means(i, j)) is None:
                 continue
             asked += 1
             near = self._pair.agrees * means.size * (means.elements**-0.5 + roundoff.BIAS)
-            for target_choice, target_mean in enumerate(means.target):
-                votes.update(
-                    (target_choice, golden_choice, n)
-                    for golden_choice, golden_mean in enumerate(means.golden)
-                    for n in self._divisors()
-                    if abs(target_mean / n - golden_mean) <= near
-                )
-        best = max(votes, key=votes.__getitem__, default=None)
+            for (target_choice, target_mean), (golden_choice, golden_mean), n in product(
+                enumerate(means.target), enumerate(means.golden), self._divisors()
+            ):
+                if (distance := abs(target_mean / n - golden_mean)) <= near:
+                    votes[target_choice, golden_choice, n] += 1
+                    apart[target_choice, golden_choice, n] += distance / near
+        best = max(votes, key=lambda way: (votes[way], -apart[way]), default=None)
         return best if best is not None and 2 * votes[best] > asked else None
 
     def _divisors(self) -> set[float]:

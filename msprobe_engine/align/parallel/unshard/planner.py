@@ -269,13 +269,15 @@ class _Planner:
         pair, side, plan, golden = self._pair, self._pair.side, self._plan, made.golden
         assert golden is not None
         pieces, places = pair.target.members(i, accumulated)
+        golden_pieces = pair.golden.members(j, accumulated)[0]
         loss = pair.is_forward(call.op) and distances.elements(side.shape[i]) == 1  # divided by the number of micro batches
         factor = plan.factor if call.backward or loss else 1.0
+        if side.role[i] == PARAMETERS_GRAD and len(pieces) == made.need > 1 and len(golden_pieces) == made.other:
+            factor = 1.0  # of parts of a parameter the gradients of all ranks have been put together, and averaged with it
         if factor != 1.0 and merge_statistics.distance(value / factor, golden) < merge_statistics.distance(value, golden):
             value = value / factor
         same = side.shape[i] == pair.golden_side.shape[j]
         if i not in plan.rank and same and merge_statistics.distance(value, golden) > AGREES:
-            golden_pieces = pair.golden.members(j, accumulated)[0]
             off = {
                 pair.target.pieces[places[position]].rank
                 for position in merge_statistics.without_partner(pieces / factor, golden_pieces, AGREES)
