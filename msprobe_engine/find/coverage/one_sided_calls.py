@@ -65,9 +65,8 @@ def possible_differences(walker: DifferenceWalk) -> tuple[list[int], list[int]]:
 
 
 def unseen_results(walker: DifferenceWalk) -> tuple[list[int], list[int]]:
-    """Rows of what forward calls of one side alone give where nothing that is compared tells of it: no call takes it in, and no other
-    record of either side holds its numbers. Before a backward pass such a result is no part of the loss, whose gradients are compared; a
-    single number behind one is for a log."""
+    """Rows of gradients of parameters, and of what forward calls give, in records of one side alone, where nothing that is compared tells
+    of them: no call takes them in, and no other record of either side holds their numbers."""
     trees = walker.target, walker.golden
     unseen: tuple[list[int], list[int]] = [], []
     if dump_dialects.differ(walker.side, walker.golden.side) or are_of_different_frameworks(walker.side, walker.golden.side):
@@ -75,23 +74,27 @@ def unseen_results(walker: DifferenceWalk) -> tuple[list[int], list[int]]:
     alone, partners = possible_differences(walker), (dict(walker.structure.pairs), walker.back)
     holders = [left_out.records_by_content(tree.side) if any(alone) else {} for tree in trees]
     for k, (tree, records) in enumerate(zip(trees, alone)):
-        side, trained = tree.side, tree.last_backward < len(tree.kinds)
         for op in other_ways.recorded_within(tree, trees[1 - k], partners[k], records):
-            kind = tree.kinds[op]
-            if kind[0] != "forward" or kind[-1] in UNINITIALISED or names.is_collective(side.ops[op]):
-                continue
-            if tree.users.get(op) or (trained and op < tree.last_backward):
-                continue
             unseen[k].extend(
                 row
-                for row in side.rows(op)
-                if side.role[row] == OUTPUT
-                and isinstance(side.shape[row], list)
-                and not (trained and elements(side.shape[row]) == 1)
-                and not left_out.stands_elsewhere(tree, row, holders[k])
-                and not holders[1 - k].get(left_out.content_of(side, row))
+                for row in _last_results(tree, op)
+                if not left_out.stands_elsewhere(tree, row, holders[k]) and not holders[1 - k].get(left_out.content_of(tree.side, row))
             )
     return unseen
+
+
+def _last_results(tree: Tree, op: int) -> list[int]:
+    """Rows of what a record gives that no other one takes in. What a call before a backward pass gives to none is no part of the loss,
+    whose gradients are compared; a single number behind one is for a log."""
+    side, kind, trained = tree.side, tree.kinds[op], tree.last_backward < len(tree.kinds)
+    if tree.gradients[op]:
+        return [*side.rows(op)]
+    if kind[0] != "forward" or kind[-1] in UNINITIALISED or names.is_collective(side.ops[op]) or tree.users.get(op):
+        return []
+    if trained and op < tree.last_backward:
+        return []
+    tensors = (row for row in side.rows(op) if side.role[row] == OUTPUT and isinstance(side.shape[row], list))
+    return [row for row in tensors if not trained or elements(side.shape[row]) > 1]
 
 
 def _come_to_the_same(walker: DifferenceWalk, alone: Sequence[Sequence[int]]) -> tuple[set[int], set[int]]:
