@@ -86,13 +86,16 @@ def are_unrelated(divergence: Divergence, diagnosis: Diagnosis) -> bool:
 
 
 def count_not_compared(divergence: Divergence) -> int:
-    """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared."""
+    """Pairs of rows of a step with NaN or Inf on both sides and nothing finite beside them that could be compared. Calls that only move
+    numbers are not counted: what computes with these numbers shows them, too, and a buffer that is written into part by part has NaN where
+    nobody has written yet."""
     return sum(divergence.of_each(_count_not_finite).values())
 
 
 def _count_not_finite(walker: DifferenceWalk) -> int:
     m = walker.measured
-    return int((m.bad_target & m.bad_golden & ~m.known).sum())
+    hidden = np.flatnonzero(m.bad_target & m.bad_golden & ~m.known).tolist()
+    return sum(not left_out.is_moved_or_written_over(walker, walker.rows[pair][0]) for pair in hidden)
 
 
 @dataclass

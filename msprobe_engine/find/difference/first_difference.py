@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import numpy as np
+import numpy.typing as npt
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import cross_rank, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
+from msprobe_engine.find.difference.harmless import left_out
 from msprobe_engine.find.difference.origin import PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
@@ -72,12 +74,16 @@ def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
     m = walker.measured
     differs = (m.distance > 0) & ~m.argument
     records = SegmentReduce(walker.starts).any(differs) & walker.counted
-    order = walker.order[records[walker.order]]
-    if not len(order):
-        return None
-    op, golden_op = walker.structure.pairs[int(order[0])]
-    span = np.array(walker.span_of(op))
-    span = span[differs[span]]
+    for op, golden_op in (walker.structure.pairs[position] for position in walker.order[records[walker.order]].tolist()):
+        different = [pair for pair in walker.span_of(op) if differs[pair] and not left_out.is_destination(walker, walker.rows[pair][0])]
+        if different:
+            return _origin(walker, op, golden_op, np.array(different))
+    return None
+
+
+def _origin(walker: DifferenceWalk, op: int, golden_op: int, span: npt.NDArray[np.int64]) -> DifferenceOrigin:
+    """Of a record whose pairs of rows `span` differ."""
+    m = walker.measured
     role = np.frombuffer(bytes(walker.side.role), np.uint8)[factorize.columns(walker.rows)[0][span]]
     taken = ~np.isin(role, (OUTPUT, PARAMETERS_GRAD))
     shown = span[taken] if taken.any() else span

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from msprobe_engine.core.names import forward_twin, is_collective, node_parents
-from msprobe_engine.core.operator_traits import normal_op
+from msprobe_engine.core.operator_traits import OVERWRITES, normal_op
 from msprobe_engine.find.nonfinite.flags import NONFINITE, Call, Trace, row_flags
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 
@@ -38,12 +38,7 @@ WRITE_ONLY: dict[str, tuple[int, str]] = {
 """Buffers that a communication call only writes to: argument position and keyword. What they hold before is not an input."""
 
 
-OVERWRITES = frozenset(
-    (
-        *("zero_", "fill_", "copy_", "normal_", "uniform_", "random_", "bernoulli_", "exponential_", "geometric_", "log_normal_"),
-        *("cauchy_", "set_", "resize_"),
-    )
-)
+_OVERWRITES = OVERWRITES | {"copy_", "set_", "resize_"}
 """Tensor methods that write all of their first argument and read none of it: a gradient buffer that holds the NaN of the step before
 is no origin when it is zeroed."""
 
@@ -88,7 +83,7 @@ def only_written(kind: str, op: str, tags: Mapping[str, Any]) -> tuple[str, ...]
     # our own observer records real inputs only and tags its records; the existing tool records the arguments as they come
     own = tags.get("tags")
     foreign = kind == "collective" and not (isinstance(own, dict) and "group_ranks" in own)
-    skip = WRITE_ONLY.get(normal_op(op)) if foreign else (0, "self") if kind == "api" and op in OVERWRITES else None
+    skip = WRITE_ONLY.get(normal_op(op)) if foreign else (0, "self") if kind == "api" and op in _OVERWRITES else None
     return () if skip is None else (str(skip[0]), skip[1])
 
 

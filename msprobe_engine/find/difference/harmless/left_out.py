@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, UNINITIALISED, of_reducer
+from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, OVERWRITES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
@@ -282,6 +282,20 @@ def is_written_over(walker: PairedRank, op: int, depth: int = 0) -> bool:
 
 def _writes_over(walker: PairedRank, op: int, depth: int) -> bool:
     return walker.target.kinds[op][-1] == "copy_" or (depth < _DEEPEST and is_written_over(walker, op, depth + 1))
+
+
+def is_destination(walker: PairedRank, row: int) -> bool:
+    """What a tensor held before a call that writes over all of it goes nowhere."""
+    kind = walker.target.kinds[walker.side.op[row]]
+    if not calls_function(kind) or walker.side.role[row] != INPUT:
+        return False
+    return kind[2] in OVERWRITES or (kind[2] == "copy_" and walker.side.name[row].endswith(".input.0"))
+
+
+def is_moved_or_written_over(walker: PairedRank, row: int) -> bool:
+    """A call that computes nothing takes the row in or gives it out."""
+    kind = walker.target.kinds[walker.side.op[row]]
+    return (calls_function(kind) and kind[2] in MOVES) or is_destination(walker, row)
 
 
 def gives_less(walker: PairedRank, op: int) -> bool:

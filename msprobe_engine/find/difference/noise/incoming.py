@@ -58,10 +58,6 @@ class IncomingNoise(NoiseNotes):
             kept.setdefault(position, []).append(behind)
         return kept
 
-    def _written_over(self, api: str, row: int) -> bool:
-        """What a tensor held before the call goes nowhere."""
-        return api in traits.OVERWRITES or (api == "copy_" and self._walker.side.name[row].endswith(".input.0"))
-
     def _going_in(self, pair: int, limit: float) -> tuple[Operand, Operand] | None:
         """An input with its noise as it is, and as round-off explains it; None: no tensor of floating point numbers."""
         walker, seen = self._walker, self.seen
