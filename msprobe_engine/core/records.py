@@ -124,10 +124,12 @@ BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE = "batch_age", "order_kept", "loss_divided_
 """Facts of the step, each there only where it says something: how many steps ago the models were given the very same tensors; 1 where a
 sampler that shuffles for several ranks has begun a further epoch in the same order; 1 where the losses of the step were divided by their
 number twice."""
+UPDATED_BY = "updated_by"
+"""Fact of the step: which of several optimizers have updated in it, a bit for each: with another one the loss is another, too."""
 UPDATES_LOST, WEIGHTS_GROWN = "updates_lost", "weights_grown"
 """Facts of the step, of samples of what this rank holds: which part of the elements of parameters in 16 bits that have a gradient the
 update has left as they were; in the first steps, how many times as large as before the first update the matrices are, in the median."""
-FACTS = frozenset((BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE, UPDATES_LOST, WEIGHTS_GROWN))
+FACTS = frozenset((BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE, UPDATED_BY, UPDATES_LOST, WEIGHTS_GROWN))
 """They depend on where a run begins and on how it is divided: nothing that two runs have in common."""
 NO_GRADIENT, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "left its optimizer", "in no optimizer"
 """Why an update passes a parameter by."""

@@ -13,7 +13,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import NO_GRADIENT, Frame
+from msprobe_engine.core.records import NO_GRADIENT, UPDATED_BY, Frame
 from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.core.statistics.rows import BELOW, FLAGS, HAS_BELOW, as_int64
 from msprobe_engine.probe.rules.base import Rule
@@ -144,15 +144,17 @@ def test_losses_far_above_the_first_one(losses: list[float], steps: list[int]) -
 
 
 def test_losses_that_are_high_again_and_again() -> None:
-    """Two levels from the start, as of a critic and a generator, are no spikes, though both rise; a value far above the high level is. What
-    only later comes again and again is said twice."""
+    """Two levels from the start, as of a critic and a generator, are no spikes, though both rise; a value far above the high level is,
+    unless it is that of another optimizer. What only later comes again and again is said twice."""
     rng = np.random.default_rng(0)
     scatter, rare = rng.normal(0.0, 0.03, 300), rule("loss_spike")
     checked = rule("loss_spike")
     levels = [(1.5 if step % 5 == 4 else 0.7) + 0.002 * step for step in range(300)]
     frames = [frame_of(scalars={"loss": level + scatter[step]}, step=step) for step, level in enumerate(levels)]
     assert first_alert(checked, frames) is None
-    assert first_alert(checked, [frame_of(scalars={"loss": 5.0}, step=300)]) is not None
+    high = frame_of(scalars={"loss": 5.0}, step=300)
+    assert first_alert(checked, [dataclasses.replace(high, facts={UPDATED_BY: 2.0})]) is None
+    assert first_alert(checked, [high]) is not None
     losses = [2.0 * (1.0 + (step % 50 == 49)) + scatter[step] for step in range(300)]
     found = [
         a.step

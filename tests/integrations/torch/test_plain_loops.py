@@ -232,6 +232,7 @@ def test_gan_with_five_updates_of_the_critic() -> None:
     updated = [{chunk for chunk, _ in cases.names(frame, "param_updated")} for frame in launch.frames]
     # the second of the fifteen updates tells that the other model is not waited for; the last of the other has a step of its own
     assert updated == [{1}, {1}, {1}, {1}, {0, 1}, {1}, {1}, {1}, {1}, {0, 1}, {1}, {1}, {1}, {1}, {0}]
+    assert [frame.facts["updated_by"] for frame in launch.frames] == [sum(1 << chunk for chunk in chunks) for chunks in updated]
 
 
 def test_an_optimizer_that_never_updates(caplog: pytest.LogCaptureFixture) -> None:

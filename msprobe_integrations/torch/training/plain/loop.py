@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from msprobe_engine.core.log import warn_once, warning
-from msprobe_engine.core.records import DIVIDED_TWICE, GRADIENTS_KEPT, ORDER_KEPT
+from msprobe_engine.core.records import DIVIDED_TWICE, GRADIENTS_KEPT, ORDER_KEPT, UPDATED_BY
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.probe.rules.builtin.progress.repeated_batch import repeated_batch_rule
 from msprobe_integrations.common.parameters.optimizer_numbers import LEARNING_RATE, update_numbers
@@ -248,8 +248,11 @@ class PlainObserver(LoopObserver):
             self._has_loss = True
 
     def numbers(self) -> dict[str, Any]:
-        """The loss: what backward was called on, summed over the step. And whether a further epoch is in the order of the one before."""
-        known = {ORDER_KEPT: 1.0} if self._sight.epochs.take_order_kept() else {}
+        """The loss: what backward was called on, summed over the step. And whether a further epoch is in the order of the one before, and
+        which optimizers have updated."""
+        known: dict[str, Any] = {ORDER_KEPT: 1.0} if self._sight.epochs.take_order_kept() else {}
+        if len(self._optimizers) > 1:
+            known[UPDATED_BY] = float(sum(1 << i for i, optimizer in enumerate(self._optimizers) if not self._rule.first(id(optimizer))))
         loss = self._first_loss if self._in_vain else self._loss
         self._loss = self._first_loss = None
         self._losses = {}

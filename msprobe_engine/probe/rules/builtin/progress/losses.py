@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import UPDATES_MADE, Frame
+from msprobe_engine.core.records import UPDATED_BY, UPDATES_MADE, Frame
 from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
@@ -72,10 +72,10 @@ class LossSpikeArgs(LastingArgs):
 
 
 class LossSpikeRule(LastingRule[LossSpikeArgs]):
-    """Warnings for a loss far above the median of its last `window` values, or of the high ones of them, if it rises and falls again (tasks
-    that take turns). A spike does not enter the window, unless the loss stays up for half of it; one that is not twice as high as two
-    before it is no news. Before there is a median, for losses that stay far above the first ones: a model that has learned nothing is no
-    worse. And for a loss that falls far below all others at once."""
+    """Warnings for a loss far above the median of its last `window` values (of steps in which the same optimizers update), or of the high
+    ones of them, if it rises and falls again (tasks that take turns). A spike does not enter the window, unless the loss stays up for half
+    of it; one that is not twice as high as two before it is no news. Before there is a median, for losses that stay far above the first
+    ones: a model that has learned nothing is no worse. And for a loss that falls far below all others at once."""
 
     name = "loss_spike"
     fires = (
@@ -94,7 +94,7 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
     args_type = LossSpikeArgs
 
     def setup(self) -> None:
-        self._past: dict[str, _Past] = {}
+        self._past: dict[tuple[str, float], _Past] = {}
 
     def check(self, frame: Frame) -> list[Alert]:
         alerts: list[Alert] = []
@@ -105,9 +105,10 @@ class LossSpikeRule(LastingRule[LossSpikeArgs]):
         for name, value in frame.scalars.items():
             if scalar_kind(name) != "loss" or not math.isfinite(value) or self.left_out(name):
                 continue
-            past = self._past.get(name)
+            key = name, frame.facts.get(UPDATED_BY, 0.0)
+            past = self._past.get(key)
             if past is None:
-                past = self._past[name] = _Past(self.args)
+                past = self._past[key] = _Past(self.args)
             limit = past.limit(value)
             low, early = past.falls(value), past.is_early
             bad = value > limit or low

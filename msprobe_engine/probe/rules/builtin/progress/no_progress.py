@@ -13,7 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import FINER_COPY, NO_GRADIENT, Frame
+from msprobe_engine.core.records import BATCH_AGE, FINER_COPY, NO_GRADIENT, Frame
 from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST, MAX, MIN, SUM, SUMSQ, ZEROS, as_int64
 from msprobe_engine.probe.rules.alert_factory import scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
@@ -106,9 +106,9 @@ class NoProgressRule(Rule):
         return alerts
 
     def _evenly(self, frame: Frame, name: str, value: float) -> list[Alert]:
-        """Of a loss that has stopped to scatter, once."""
+        """Of a loss that has stopped to scatter, once. Where it is known to be that of one batch, ``repeated_batch`` says it."""
         scatter = self._scatter.setdefault(name, _Scatter(self.args.patience))
-        if not math.isfinite(value) or not scatter.is_gone(value) or name in self._even:
+        if not math.isfinite(value) or not scatter.is_gone(value) or name in self._even or frame.facts.get(BATCH_AGE) == 1.0:
             return []
         if any(pattern in name for pattern in self.args.exclude):
             return []
