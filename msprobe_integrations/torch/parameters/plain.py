@@ -38,7 +38,7 @@ if TYPE_CHECKING:
     from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 
 _log = get_logger()
-_PART = "parameter monitor"
+_PART, _SAMPLES = "parameter monitor", "samples of parameters"
 
 
 class PlainSource:
@@ -311,8 +311,8 @@ class PlainSource:
         with watch.guard(_PART):
             watch.before_step()
             watch.ready()
-            if watch.active:
-                with self._probe.shield():
+            if watch.active and self._probe.faults.is_enabled(_SAMPLES):
+                with watch.guard(_SAMPLES), self._probe.shield():
                     self._lost.before(self)
                     watch.scalar(WEIGHTS_GROWN, self._growth.measure(self, self._probe.step))
 
@@ -323,7 +323,7 @@ class PlainSource:
             with watch.guard(_PART):
                 found = getattr(optimizer, "found_inf", None)  # a fused update skips on the device
                 if watch.active and found is None:
-                    with self._probe.shield():
+                    with watch.guard(_SAMPLES), self._probe.shield():
                         watch.scalar(UPDATES_LOST, self._lost.after(self))
                 watch.after_step(found if isinstance(found, torch.Tensor) else False)
 

@@ -10,12 +10,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
+from msprobe_engine.core.guard import Guard
 from msprobe_engine.core.records import BATCH_AGE, TensorRef
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import ChangedRows
 from msprobe_integrations.common.parameters.gradients import set_values
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
+_PART = "batches"
 _ELEMENTS = 1 << 13
 """Of a larger tensor so many elements are looked at, spread over it."""
 _TENSORS = 16
@@ -45,43 +47,45 @@ class Batches:
     def take(self, probe: TorchProbe, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """A training pass begins. Nothing is read."""
         self._passes += 1
-        if self._passes > _PASSES:
+        if self._passes > _PASSES or not probe.faults.is_enabled(_PART):
             return
         backend = probe.backend
         had = backend.want_digest
-        with probe.shield():
+        with probe.guard(_PART), probe.shield():
             try:
                 backend.want_digest = True
                 tensors = list(islice(_tensors((args, kwargs), _DEPTH), _TENSORS))
                 rows = [backend.reduce(_thin(tensor)).row for tensor in tensors]
             finally:
                 backend.want_digest = had
-        if rows and self._passes == 1:  # the largest one: a mask or positions may be the same on all ranks
-            probe.parameters.replicas.take_batch(max(zip(rows, tensors), key=lambda pair: pair[1].numel())[0])
-        self._places += rows
+            if rows and self._passes == 1:  # the largest one: a mask or positions may be the same on all ranks
+                probe.parameters.replicas.take_batch(max(zip(rows, tensors), key=lambda pair: pair[1].numel())[0])
+            self._places += rows
 
     def end_step(self, probe: TorchProbe) -> None:
         """The step is over: number `BATCH_AGE` of it, when the digests are on the host."""
         places, self._places, self._passes = self._places, [], 0
-        if places and min(places) >= 0:
-            self._steps += 1
-            row = probe.backend.blank_row()
-            probe.pipeline.edit_rows(ChangedRows(functools.partial(self._compare, self._steps, np.array(places), row)))
-            probe.pipeline.scalar(BATCH_AGE, TensorRef(row, probe.number))
+        if places and min(places) >= 0 and probe.faults.is_enabled(_PART):
+            with probe.guard(_PART):
+                self._steps += 1
+                row = probe.backend.blank_row()
+                probe.pipeline.edit_rows(ChangedRows(functools.partial(self._compare, probe.guard(_PART), self._steps, places, row)))
+                probe.pipeline.scalar(BATCH_AGE, TensorRef(row, probe.number))
 
-    def _compare(self, step: int, places: Any, row: int, rows: _rows.Rows) -> None:
-        ints = _rows.as_int64(rows)[places]
-        if not (ints[:, _rows.FLAGS] & _rows.HAS_DIGEST).all():
-            return
-        digest = ints[:, [_rows.COUNT, _rows.DIGEST]].tobytes()
-        last = self._last.pop(digest, None)
-        if last is None or last.step != step:  # a step may be built twice
-            last = _Last(step, None if last is None else last.step)
-        self._last[digest] = last
-        if len(self._last) > _KEPT:
-            del self._last[next(iter(self._last))]
-        if last.before is not None:
-            set_values(rows, np.array([row]), np.array([float(step - last.before)]))
+    def _compare(self, guard: Guard, step: int, places: list[int], row: int, rows: _rows.Rows) -> None:
+        with guard:
+            ints = _rows.as_int64(rows)[places]
+            if not (ints[:, _rows.FLAGS] & _rows.HAS_DIGEST).all():
+                return
+            digest = ints[:, [_rows.COUNT, _rows.DIGEST]].tobytes()
+            last = self._last.pop(digest, None)
+            if last is None or last.step != step:  # a step may be built twice
+                last = _Last(step, None if last is None else last.step)
+            self._last[digest] = last
+            if len(self._last) > _KEPT:
+                del self._last[next(iter(self._last))]
+            if last.before is not None:
+                set_values(rows, np.array([row]), np.array([float(step - last.before)]))
 
 
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import weakref
-from contextlib import suppress
 from typing import Any
+
+from msprobe_engine.core.guard import suppress_faults
 
 
 class Epochs:
@@ -16,7 +17,7 @@ class Epochs:
 
     def begin(self, following: Any, sampler: Any, *args: Any, **kwargs: Any) -> Any:
         """In the place of its ``__iter__``."""
-        with suppress(Exception):  # a subclass may have neither
+        with suppress_faults():  # a subclass may have neither
             if sampler.shuffle:
                 self._order_kept |= self._numbers.get(sampler) == sampler.epoch
                 self._numbers[sampler] = sampler.epoch

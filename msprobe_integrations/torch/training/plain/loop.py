@@ -160,7 +160,7 @@ class PlainObserver(LoopObserver):
     def take_batch(self, args: Any, kwargs: Any) -> None:
         """The loop calls a model with these. Nothing is read."""
         if self.in_step and self.probe is not None and not self._away and not self._stack and torch.is_grad_enabled():
-            with self.safely("batches"):
+            with self.safely("batches"):  # what goes wrong in there costs only that
                 if repeated_batch_rule(self.probe.pipeline.rules) is not None:
                     self._batches.take(self.probe, args, kwargs)
 
