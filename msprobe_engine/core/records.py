@@ -131,8 +131,8 @@ UPDATES_LOST, WEIGHTS_GROWN = "updates_lost", "weights_grown"
 update has left as they were; in the first steps, how many times as large as before the first update the matrices are, in the median."""
 FACTS = frozenset((BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE, UPDATED_BY, UPDATES_LOST, WEIGHTS_GROWN))
 """They depend on where a run begins and on how it is divided: nothing that two runs have in common."""
-NO_GRADIENT, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "left its optimizer", "in no optimizer"
-"""Why an update passes a parameter by."""
+NO_GRADIENT, FROZEN, LEFT_OPTIMIZER, NO_OPTIMIZER = "no gradient", "frozen", "left its optimizer", "in no optimizer"
+"""Why an update passes a parameter by: it requires a gradient and has none, requires none any more, or is in no optimizer."""
 
 
 @dataclass(frozen=True)
@@ -152,8 +152,8 @@ class Frame:
         complete: False when the step was cut off (killed, exception).
         lost: what was observed but could not be kept, reason to count.
         parallel: where the rank is in a parallel layout, and which parameters are pieces of larger ones; JSON-ready, as in dump.json.
-        untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT`, `LEFT_OPTIMIZER` or
-            `NO_OPTIMIZER`.
+        untrained: watched parameters that the update of this step passes by, to why: `NO_GRADIENT`, `FROZEN`,
+            `LEFT_OPTIMIZER` or `NO_OPTIMIZER`.
         facts: numbers for rules alone, by the names in `FACTS`; no file has them.
         doubtful: parameters that the run begins with to what is doubtful about them, in words; in the frame of its first step only.
         elsewhere: other ranks write its samples (``sinks.rank``), so it has none.

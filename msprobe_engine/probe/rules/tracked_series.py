@@ -217,8 +217,10 @@ class RunningMedian:
             self._steps += 1
 
     def is_highest(self, distance: Distance, slots: Slots) -> Mask:
-        """Are values that were measured just before higher than all of their windows? [m]"""
-        higher: Mask = self._past[slots] >= (distance.raw + self._median[slots])[:, None]
+        """Are values that were measured just before higher than all of the last half of their windows? [m] What a run begins with is no
+        measure of it for long."""
+        recent = (self._steps - 1 - np.arange(self._window // 2)) % self._window
+        higher: Mask = self._past[np.ix_(slots, recent)] >= (distance.raw + self._median[slots])[:, None]
         return ~np.asarray(higher.any(axis=1))
 
     def forget(self, slots: Slots) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
 from msprobe_engine.core.guard import Guard, raise_of_training
-from msprobe_engine.core.records import FINER_COPY, LEFT_OPTIMIZER, NO_GRADIENT, NO_OPTIMIZER, Sample
+from msprobe_engine.core.records import FINER_COPY, FROZEN, LEFT_OPTIMIZER, NO_GRADIENT, NO_OPTIMIZER, Sample
 from msprobe_integrations.common.parameters.gradients import ACCUMULATED, LOCAL, REDUCED, Get, Piece, Pieces, Row
 from msprobe_integrations.common.parameters.source import ParameterValues
 from msprobe_integrations.common.parameters.updates import Updates
@@ -321,7 +321,7 @@ class ParameterSampler:
                 name = f"{piece.name} (vpp stage {piece.vpp_stage})" if piece.vpp_stage else piece.name
                 if self.source.gradient(piece) is None:
                     if piece in held or name in before or not held:  # else nobody means to train it, as a teacher's
-                        untrained[name] = NO_GRADIENT
+                        untrained[name] = NO_GRADIENT if piece.parameter.requires_grad else FROZEN
                 elif piece in held:
                     before.add(name)
                 elif name in before:

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import LEFT_OPTIMIZER, NO_GRADIENT, NO_OPTIMIZER, Frame
+from msprobe_engine.core.records import FROZEN, LEFT_OPTIMIZER, NO_OPTIMIZER, Frame
 from msprobe_engine.core.statistics.rows import COUNT, ZEROS, as_int64
 from msprobe_engine.probe.rules.alert_factory import is_excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
@@ -19,8 +20,8 @@ from msprobe_engine.probe.rules.stateful_rule import kind_of
 
 _LONGER = 2
 """Times the longest gap before that a gap is longer than what is usual for a parameter."""
-_CHANCE = 1e-4
-"""A gap that is less likely is not left to chance, where parameters of its kind are left out as often as they were so far."""
+_CHANCE = 3e-3
+"""A gap that is less likely is not left to chance, where a parameter, or another of its kind, is left out as often as it was so far."""
 
 _OUTSIDE = {LEFT_OPTIMIZER: "is in no optimizer any more", NO_OPTIMIZER: "has a gradient and is in no optimizer"}
 
@@ -33,11 +34,12 @@ class UntrainedParameterArgs(CommonArgs):
 
 @dataclass
 class _Gap:
-    """Of one parameter that has been without a gradient: how long it is now; how long it was at most before, and all times before."""
+    """Of one parameter that has been without a gradient: how long it is now; how long at most before, and in all, in how many gaps."""
 
     steps: int = 0
     longest: int = 0
     past: int = 0
+    ended: int = 0
     said: bool = False
 
 
@@ -64,6 +66,7 @@ class UntrainedParameterRule(Rule):
 
     def setup(self) -> None:
         self._gaps: dict[str, _Gap] = {}
+        self._alike: dict[str, list[_Gap]] = {}
         self._known: dict[str, int] = {}
         self._steps = 0
         self._outside: dict[str, int] = {}
@@ -79,11 +82,12 @@ class UntrainedParameterRule(Rule):
         if without is None:
             return []
         self._steps += 1
-        fired = [name for name in sorted(without) if self._lasts(name)]
+        fired = [name for name in sorted(without) if self._lasts(name, frame.untrained.get(name) == FROZEN)]
         for name, gap in self._gaps.items():
             if name not in without and gap.steps:
-                gap.steps, gap.longest, gap.past, gap.said = 0, max(gap.longest, gap.steps), gap.past + gap.steps, False
-        outside = {name: why for name, why in frame.untrained.items() if why != NO_GRADIENT and not is_excluded(name, self.args.exclude)}
+                gap.longest, gap.past, gap.ended = max(gap.longest, gap.steps), gap.past + gap.steps, gap.ended + 1
+                gap.steps, gap.said = 0, False
+        outside = {name: why for name, why in frame.untrained.items() if why in _OUTSIDE and not is_excluded(name, self.args.exclude)}
         self._outside = {name: self._outside.get(name, 0) + 1 for name in outside}
         alerts = [
             self._alert(frame, name, _OUTSIDE[why], self._outside[name])
@@ -109,27 +113,30 @@ class UntrainedParameterRule(Rule):
             return None
         trained = {self._modules[i] for i in np.flatnonzero(~zero)}  # the gradient of a bias may cancel out in the loss
         names = {self._names[i] for i in np.flatnonzero(zero) if self._modules[i] not in trained}
-        names |= {name for name, why in frame.untrained.items() if why == NO_GRADIENT}
+        names |= {name for name, why in frame.untrained.items() if why not in _OUTSIDE}
         return {name for name in names if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
 
-    def _lasts(self, name: str) -> bool:
+    def _lasts(self, name: str, is_frozen: bool) -> bool:
         """One more step without: is it to be said?"""
         gap = self._gaps.get(name)
         if gap is None:
             gap = self._gaps[name] = _Gap()
+            self._alike.setdefault(kind_of(name), []).append(gap)
             self._known[name] = self._steps - 1  # it had one in all steps before
         gap.steps += 1
+        if gap.said:
+            return False
         had = self._known[name] > 0 or gap.longest > 0
         enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= self.args.never
-        enough = enough and self._share_left_out(name) ** gap.steps < _CHANCE
-        now, gap.said = enough and not gap.said, gap.said or enough
-        return now
+        gap.said = enough and (is_frozen or self._chance(name, had) < _CHANCE)
+        return gap.said
 
-    def _share_left_out(self, name: str) -> float:
-        """Part of the steps before in which the one of its kind that was left out most often had no gradient, in gaps that ended."""
-        kind = kind_of(name)
-        alike = [gap for other, gap in self._gaps.items() if gap.past and kind_of(other) == kind]
-        return max(((gap.past + 1) / (self._steps - gap.steps + 1) for gap in alike), default=0.0)
+    def _chance(self, name: str, had: bool) -> float:
+        """How likely a gap as long as this one is, if its steps are left out as often as those before: by the rule of succession, of itself
+        where it `had` a gradient before, and of others of its kind with gaps that ended; the largest counts. Of many gaps one is long."""
+        own = self._gaps[name]
+        alike = [gap for gap in self._alike[kind_of(name)] if gap.past or (had and gap is own)]
+        return max(((gap.ended + 1) * _succeed(self._steps - gap.steps, gap.past, own.steps) for gap in alike), default=0.0)
 
     def _describe_gap(self, name: str) -> str:
         gap = self._gaps[name]
@@ -138,3 +145,8 @@ class UntrainedParameterRule(Rule):
 
     def _alert(self, frame: Frame, name: str, seen: str, steps: int) -> Alert:
         return scalar_alert(frame, name, "grad", rule=self, value=float(steps), expected="a parameter that is trained", seen=seen)
+
+
+def _succeed(steps: int, left_out: int, more: int) -> float:
+    """Probability that the next `more` steps are left out, too, where `left_out` of `steps` were and every rate was as likely before."""
+    return math.exp(math.lgamma(left_out + more + 1) + math.lgamma(steps + 2) - math.lgamma(steps + more + 2) - math.lgamma(left_out + 1))

@@ -60,15 +60,15 @@ class _TwoLevels:
 
 class UpdateNormRule(LastingRule[UpdateNormArgs]):
     """Warnings when the norm of the update of a layer (family ``update``), or the global one (a number ``update_norm`` of the step, else
-    over all layers), is `threshold` times its running median and the largest of the window, each by the root of the number of elements that
-    the update moves: longer sequences move more of an embedding. The window begins anew where others than in the step before are updated
-    (some are no longer frozen, or are left out of a step), and where the optimizer counts its updates anew or the learning rate falls to
-    less than half (a warm-up)."""
+    over all layers), is `threshold` times its running median and the largest of the last half of the window, each by the root of the number
+    of elements that the update moves: longer sequences move more of an embedding. The window begins anew where others than in the step
+    before are updated (some are no longer frozen, or are left out of a step), and where the optimizer counts its updates anew or the
+    learning rate falls to less than half (a warm-up)."""
 
     name = "update_norm_doubling"
     fires = (
-        "the optimizer's update, of a layer or in total, doubles against its running median and is the largest of its window; the window "
-        "begins anew where other parameters are updated or the learning rate warms up"
+        "the optimizer's update, of a layer or in total, doubles against its running median and is the largest of the last steps; the "
+        "median begins anew where other parameters are updated or the learning rate warms up"
     )
     meaning = "The earliest known sign of a loss spike: gradients begin to point the same way while the second moment is still small."
     next = "keep a checkpoint of this step; lower beta2 or the learning rate, or clip updates, if the loss follows"
