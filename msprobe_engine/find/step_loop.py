@@ -57,7 +57,7 @@ class StepLoop:
         self._first: Suspect | None = None  # where the runs begin to differ at all
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
-        self._recomputed = ""
+        self._recomputed = self._mask = ""
         self._ways: str | None = None
         self._passes: str | None = None
         self._one_sided = False
@@ -130,6 +130,10 @@ class StepLoop:
         self._note_facts(step, walked)
         self.found.unseen = self.found.unseen or _nonfinite_alone(target, walked)
         for walker in different.walkers.values():
+            if walker.hidden_by is not None:
+                name, *numbers = walker.hidden_by
+                template = "A mask hides scores by {0} in this run and by {1} in the golden run ({2}): what is made of them was compared."
+                self._mask = self._mask or Sentence(template, *(f"{number:g}" for number in numbers), name)
             if walker.extra or walker.missing:
                 self._ways = self._ways or other_ways.describe_ways_of_update(walker.target, walker.golden)
                 self._passes = self._passes or other_ways.more_passes(walker.target, walker.golden)
@@ -227,7 +231,7 @@ class StepLoop:
         diagnosis = self.found
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.different().walkers.values())
         same = not self._largest.distance or dialects
-        diagnosis.evidence += [note for note in (self._recomputed, self._ways) if note]
+        diagnosis.evidence += [note for note in (self._recomputed, self._ways, self._mask) if note]
         if self._passes is not None and not layouts.has_pieces(before):
             diagnosis.finding = findings.STRUCTURE
             diagnosis.evidence.append(self._passes)

@@ -65,12 +65,14 @@ class PairedRank:
         so_far: pairs of rows that are parts of a sum, which the sides add up in different orders.
         finished: records of the target that make of a result what a single call of the golden side gives.
         scale: of the loss, as many times the golden run's; it is taken out.
+        hidden_by: a row that says by which number the target hides scores, and the number on either side, where it is another one.
         by_mean: rows of the target of which the mean alone was compared.
         foreign: record of the target -> largest distance of what other ranks put into the same collective.
         cancelled: gradients that come to nothing.
     """
 
     one_layout = True
+    hidden_by: tuple[str, float, float] | None = None
     by_mean: Set[int] = frozenset()
     other_update = False
     scale: float

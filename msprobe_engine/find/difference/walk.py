@@ -88,8 +88,8 @@ class DifferenceWalk(PairedRank):
         left_out.results_of_one_side(self)
         left_out.buckets(self)
         left_out.shares_of_gradients(self)
+        left_out.masks_of_scores(self)
         if self.extra or self.missing:
-            left_out.masks_of_scores(self)
             left_out.finished_by_other_calls(self)
         left_out.unwritten_memory(self)
         self.so_far = left_out.sums_so_far(self)

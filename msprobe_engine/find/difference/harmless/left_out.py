@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MOVES, OVERWRITES, UNINITIALISED, of_reducer
+from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MASKINGS, MOVES, OVERWRITES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
@@ -140,16 +140,37 @@ def buckets(walker: PairedRank) -> None:
 
 def masks_of_scores(walker: PairedRank) -> None:
     """Scores of which a mask has hidden some, by minus infinity on one side and by a large negative number on the other: the statistics
-    are those of the mask, and the softmax behind them tells."""
+    are those of the mask, and the softmax behind them tells. Where the runs make the same calls, the numbers are those that a call is
+    given to hide by."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
+    given = _find_hiding_numbers(walker)
+    if not (given or walker.extra or walker.missing):
+        return
     target_rows, golden_rows = factorize.columns(walker.rows)
     (target_top, target_low), (golden_top, golden_low) = side.stats[target_rows, :2].T, golden.stats[golden_rows, :2].T
     masked = (m.distance > 0) & (target_low <= HIDDEN) & (golden_low <= HIDDEN) & (target_low != golden_low) & ~m.argument
+    if not (walker.extra or walker.missing):
+        masked &= np.any([np.isclose(target_low, t, 1e-2) & np.isclose(golden_low, g, 1e-2) for t, g in given.values()], axis=0)
     for pair in np.flatnonzero(masked).tolist():
         row, golden_row = walker.rows[pair]
         near = abs(target_top[pair] - golden_top[pair]) <= _VISIBLE * max(abs(target_top[pair]), abs(golden_top[pair]))
         if near and row not in side.nans and golden_row not in golden.nans:
             m.leave_out(pair, nonfinite=True)
+    for pair, numbers in given.items():
+        m.leave_out(pair)
+        m.argument[pair] = False
+        walker.hidden_by = walker.hidden_by or (side.name[walker.rows[pair][0]], *numbers)
+
+
+def _find_hiding_numbers(walker: PairedRank) -> dict[int, tuple[float, float]]:
+    """Pair of rows -> another number on either side that a call puts in the place of what a mask hides."""
+    side, golden, given = walker.side, walker.golden.side, dict[int, tuple[float, float]]()
+    for pair in np.flatnonzero(walker.measured.argument).tolist():
+        row, golden_row = walker.rows[pair]
+        numbers = [number for number in (side.values.get(row), golden.values.get(golden_row)) if isinstance(number, (int, float))]
+        if walker.target.kinds[side.op[row]][-1] in MASKINGS and len(numbers) == 2 and max(numbers) <= HIDDEN:
+            given[pair] = float(numbers[0]), float(numbers[1])
+    return given
 
 
 def finished_by_other_calls(walker: PairedRank) -> None:
