@@ -11,6 +11,7 @@ import numpy as np
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.mapping.user_mapping import describe_lost_mapping
 from msprobe_engine.align.parallel.experts import together
+from msprobe_engine.align.parallel.micro_batches import are_reordered
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings, saved_variables
@@ -57,7 +58,7 @@ class StepLoop:
         self._first: Suspect | None = None  # where the runs begin to differ at all
         self._called: dict[tuple[int, str], int] = {}  # arguments of another value -> the first step that has them
         self._records = self._recorded = self._hidden = 0
-        self._recomputed = self._mask = ""
+        self._recomputed = self._mask = self._reordered = ""
         self._ways: str | None = None
         self._passes: str | None = None
         self._one_sided = False
@@ -93,7 +94,11 @@ class StepLoop:
         target, golden = restrict_to_common(target, golden, diagnosis.evidence)
         diagnosis.unseen = diagnosis.unseen or target_as_read is not target
         golden_as_read, joined_stages, other_layout = golden, False, False
-        one_program = _one_program(target, golden)
+        reordered = target.keys() == golden.keys() and are_reordered(target, golden)
+        if reordered:
+            template = "The micro batches of a step come in another order than in the golden run: what they make together was compared."
+            self._reordered = Sentence(template)
+        one_program = not reordered and _one_program(target, golden)
         if not one_program:  # what is put together, or takes another framework's form, is changed in place
             for side in sides_of_both:
                 own_columns(side)
@@ -231,7 +236,7 @@ class StepLoop:
         diagnosis = self.found
         dialects = any(dump_dialects.differ(walker.side, walker.golden.side) for walker in before.different().walkers.values())
         same = not self._largest.distance or dialects
-        diagnosis.evidence += [note for note in (self._recomputed, self._ways, self._mask) if note]
+        diagnosis.evidence += [note for note in (self._recomputed, self._ways, self._mask, self._reordered) if note]
         if self._passes is not None and not layouts.has_pieces(before):
             diagnosis.finding = findings.STRUCTURE
             diagnosis.evidence.append(self._passes)

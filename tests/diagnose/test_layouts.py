@@ -160,6 +160,7 @@ def _micro_batches(
     fetches: int = 0,
     positions: float = 0.0,
     late: bool = False,
+    backwards: bool = False,
 ) -> Path:
     """A dump of micro batches over the ranks, whose gradients are divided by how many each rank has, and of an update.
 
@@ -176,6 +177,7 @@ def _micro_batches(
         fetches: calls that fetch the next micro batch, between two of them and behind the update.
         positions: a module gives the same to all rows of a batch, and its gradient is times this; 0.0: there is none.
         late: gradients of weights are there with the last micro batch alone.
+        backwards: the last micro batch comes first.
     """
     number = np.random.default_rng(0)
     made = {(micro, name): number.normal(size=256) for micro in range(4) for name in "abcdef"}
@@ -192,7 +194,8 @@ def _micro_batches(
                     "output": [_row_of(np.arange(16.0) + call)],
                 }
 
-        for call, first in enumerate(range(rank * 4 // micro, 4, ranks * 4 // micro)):
+        firsts = range(rank * 4 // micro, 4, ranks * 4 // micro)
+        for call, first in enumerate(reversed(firsts) if backwards else firsts):
             part = range(first, first + 4 // micro)
             if call:
                 fetch()
@@ -293,6 +296,15 @@ def test_the_gradient_of_what_all_rows_of_a_batch_share(cut: tuple[int, int], of
     found = diagnose(run, _micro_batches(tmp_path / "golden", 1, 1, positions=1.0))
     first = found.first_suspect
     assert (first and first.record.removeprefix("Module.")) == record, found.text()
+
+
+@pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.5, "Module.c.Linear.parameters_grad.0")], ids=["right", "a gradient"])
+def test_micro_batches_in_another_order(off: float, record: str | None, tmp_path: Path) -> None:
+    """What they make together is the same; the order is a note."""
+    run = _micro_batches(tmp_path / "run", 1, 4, positions=1.0, off=off, backwards=True)
+    found = diagnose(run, _micro_batches(tmp_path / "golden", 1, 4, positions=1.0))
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
+    assert any("come in another order" in line for line in found.evidence) == (record is None)
 
 
 @pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.02, "Module.c.Linear.parameters_grad.0")])

@@ -16,8 +16,9 @@ from msprobe_engine.align.calls.call_tree import ROOT, Kind, Tree, calls_functio
 from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import pipeline_schedule
 from msprobe_engine.align.parameters.prefixes import strip_wrappers
+from msprobe_engine.core.dtypes import is_not_float
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.formats.dump.dump_table import DumpTable
+from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 
 T = TypeVar("T")
 
@@ -38,14 +39,36 @@ def cut_into_micro_batches(sides: Mapping[int, DumpTable], other: Mapping[int, D
     """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
     reference = _counts(other[min(other)])
     other_passes = pipeline_schedule.passes(other[min(other)])
+    reordered = are_reordered(sides, other)
     pieces = []
     for rank, side in sorted(sides.items()):
         n, own_passes = micro_batches(_counts(side), reference), pipeline_schedule.passes(side)
-        if 1 < other_passes != own_passes > 1:
+        if min(other_passes, own_passes) > 1 and (other_passes != own_passes or reordered):
             n = own_passes  # micro batch m of one process may be one of another rank's: all of them apart
         parts = [list(range(len(side.ops)))] if n == 1 else _parts(side, reference, n)
         pieces += [Piece(rank, micro, side if n == 1 else subset(side, ops)) for micro, ops in enumerate(parts)]
     return pieces
+
+
+def are_reordered(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> bool:
+    """The micro batches of a step are those of the other run in another order, as the integers say that a module takes in."""
+    batches, other_batches = (_integers_taken_in(tables[min(tables)]) for tables in (sides, other))
+    return batches != other_batches and sorted(batches) == sorted(other_batches)
+
+
+def _integers_taken_in(side: DumpTable) -> list[bytes]:
+    """Statistics of the integers that each call of the first module takes in that is given some; nothing where none is."""
+    taken: list[bytes] = []
+    module = ""
+    for op, name in enumerate(side.ops):
+        path, _, number = name.rpartition(".")
+        if path != module if module else not (name.startswith(("Module.", "Cell.")) and path.endswith(".forward") and number.isdecimal()):
+            continue
+        rows = [row for row in side.rows(op) if side.role[row] == INPUT and is_not_float(str(side.dtype[row]))]
+        if rows:
+            module = path
+            taken.append(b"".join(side.stats[row].tobytes() for row in rows))
+    return taken
 
 
 def micro_batches(counts: Mapping[Kind, int], reference: Mapping[Kind, int]) -> int:
@@ -89,8 +112,17 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
     if segments and micros and micros % n == 0:
         batches: list[list[int]] = [[] for _ in range(n)]
         of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in segments]
-        for op in range(len(segments)):
-            of[op] = min(of[op], _made_in(tree, of, op))
+        forward = [segment[1] == pipeline_schedule.FORWARD for segment in segments]
+        for op, segment in enumerate(segments):
+            made_of = _sources(tree, op)
+            if segment != pipeline_schedule.TAIL:
+                of[op] = min(of[op], max((of[source] for source in made_of), default=of[op]))
+            elif made_of and all(
+                forward[source] for source in made_of
+            ):  # the last loss, for the log; gradients are no part of a forward pass
+                of[op] = max(of[source] for source in made_of)
+            else:
+                forward[op] = False
             batches[of[op]].append(op)
         return batches
     kinds = _kinds(tree)
@@ -121,17 +153,13 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
     return parts
 
 
-def _made_in(tree: Tree, of: Sequence[int], op: int) -> int:
-    """The micro batch whose pass has made what a call of no module takes in: what follows a pass (its loss, for the log) belongs to it, and
-    not to the next one. That of the call where no pass has.
-
-    Args:
-        of: record -> its micro batch.
-    """
+def _sources(tree: Tree, op: int) -> list[int]:
+    """Records of the passes that have made what a call of no module takes in: what follows a pass (its loss, for the log) belongs to it,
+    and not to the next one."""
     if tree.parents[op] != ROOT or not calls_function(tree.kinds[op]):
-        return of[op]
+        return []
     sources = (tree.producers.get(row) for row in tree.tensors_in(op))
-    return max((of[source] for source in sources if source is not None and source > tree.first_of_modules), default=of[op])
+    return [source for source in sources if source is not None and source > tree.first_of_modules]
 
 
 def _first_calls(

@@ -244,7 +244,8 @@ class _Planner:
         long = expected_differences.long(side.shape[i])
         update = single or call.update or (long and op not in pair.owned)
         update &= not (pair.holds_all or (made.need == made.other == 1 and not long))
-        update |= single and call.update  # made of what is not compared
+        of_some = min(pair.target.micro, pair.golden.micro) > 1 and len(pieces) == len(golden_pieces) == 1
+        update |= single and (call.update or of_some)  # made of what is not compared, or in another order of micro batches
         gives = op in pair.owned and side.role[i] == OUTPUT and not single  # what a parameter's own update gives out is judged
         near = AGREES if not single else 0.0 if call.update else pair.near
         if pair.last_backward < op and update and not gives and apart > near:
