@@ -127,7 +127,7 @@ class Session:
             sink.watch_remark("missing", {} if missing is None else missing)
             for rule in self.pipeline.rules:
                 if rule.passed_over is not None:
-                    sink.watch_remark("masks", rule.passed_over)
+                    sink.watch_remark(rule.remark, rule.passed_over)
             sink.watch_losses(self.writer.lost)
             sink.watch_cost(self.pipeline.cost)
 

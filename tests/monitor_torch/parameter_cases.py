@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, NamedTuple
 
@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, Shard
 from torch.nn.parallel import DistributedDataParallel
 
 from msprobe_engine.core.records import Frame
-from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
+from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
@@ -75,13 +75,14 @@ def optimizer(name: str, parameters: Any, **keys: Any) -> torch.optim.Optimizer:
     return torch.optim.AdamW(parameters, lr=0.01, betas=(0.8, 0.97), eps=1e-6, **keys)
 
 
-def probe(**monitor: Any) -> TorchProbe:
+def probe(rules: Sequence[str] = (), **monitor: Any) -> TorchProbe:
     """A strict probe that keeps its frames."""
     return TorchProbe(
         ProbeSettings(
             output_dir=tempfile.mkdtemp(prefix="msprobe-test-"),
             strict=True,
             monitor=MonitorSettings(**monitor),
+            rules=tuple(RuleSettings(rule=name) for name in rules),
             sinks=SinkSettings(memory=True),
             incident=IncidentSettings(enabled=False),
         )

@@ -287,7 +287,7 @@ def test_updates_that_rounding_takes_away(dtype: Any, rate: float, of: Any, lost
     trained = [p for p in model.parameters() if p.requires_grad]
     copies = [p.detach().float().requires_grad_() for p in trained] if dtype == "copies" else trained
     optimizer = of(copies, lr=rate)
-    probe = pc.probe(gradients=True)
+    probe = pc.probe(rules=("lost_updates", "growing_weights"), gradients=True)
     with pc.closing(probe) as frames:
         probe.attach(model, optimizer)
         probe.begin_step(0)
@@ -307,7 +307,7 @@ def test_how_much_weights_have_grown(rate: float) -> None:
     model = pc.net()
     optimizer = torch.optim.Adam([p for p in model.parameters() if p.requires_grad], lr=rate)
     matrices = [model.a.weight, model.b.weight, model.c.weight]
-    probe = pc.probe(gradients=True)
+    probe = pc.probe(rules=("lost_updates", "growing_weights"), gradients=True)
     sizes = []
     with pc.closing(probe) as frames:
         probe.attach(model, optimizer)

@@ -396,23 +396,24 @@ def test_a_resumed_run_that_warms_up_again(made: int, rate: Callable[[int], floa
 
 
 @pytest.mark.parametrize(
-    ("ages", "kept", "at"),
+    ("ages", "kept", "at", "noted"),
     [
-        ([0] * 9 + [1] * 20, False, 18),  # stuck
-        ([0] + [1] * 30, False, None),  # one batch from the start on
-        (([0] + [1] * 29) * 3, False, None),  # thirty steps on each batch
-        ([0] * 12 + [12] * 30, False, None),  # data that are not shuffled
-        ([0] * 12 + [12] * 30, True, 23),  # a sampler that should shuffle them
-        ([0] * 40, True, None),
-        ([0, 7, 3, 9] * 10, False, None),  # batches drawn with replacement from a few
+        ([0] * 9 + [1] * 20, False, 18, None),  # stuck
+        ([0] + [1] * 30, False, None, ("one batch", 31)),  # from the start on
+        (([0] + [1] * 29) * 3, False, None, ("one batch", 30)),  # thirty steps on each batch
+        ([0] * 12 + [12] * 30, False, None, ("one order", 12)),  # data that are not shuffled
+        ([0] * 12 + [12] * 30, True, 23, None),  # a sampler that should shuffle them
+        ([0] * 40, True, None, None),
+        ([0, 7, 3, 9] * 10, False, None, None),  # batches drawn with replacement from a few
     ],
 )
-def test_batches_that_come_again(ages: list[int], kept: bool, at: int | None) -> None:
-    """By how many steps ago each step's batch was there: what cannot be meant is said once, what may be meant is no alert."""
+def test_batches_that_come_again(ages: list[int], kept: bool, at: int | None, noted: tuple[str, int] | None) -> None:
+    """By how many steps ago each step's batch was there: what cannot be meant is said once, what may be meant is a note in the files."""
     checked = rule("repeated_batch")
     more = {"order_kept": 1.0} if kept else {}
     frames = [told(i, batch_age=age, **more) for i, age in enumerate(ages)]
     assert [alert.step for frame in frames for alert in checked.check(frame)] == ([] if at is None else [at])
+    assert checked.passed_over == ({"first": noted[0], "steps": noted[1]} if noted else {})
 
 
 def test_a_batch_of_all_ranks() -> None:

@@ -45,9 +45,9 @@ def missing_parts(run: Run) -> list[str]:
 
 
 def remarks(run: Run) -> list[str]:
-    """Sentences about what a run says of itself that is no fault: -Inf that the rule `nan_inf` has taken for that of masks, parameters
-    that are in no optimizer, ranks that left tensors to others, and names of a framework that its version lacks, with the part of the
-    probe that is off for it."""
+    """Sentences about what a run says of itself that is no fault: -Inf that the rule `nan_inf` has taken for that of masks, data that came
+    again, parameters that are in no optimizer, ranks that left tensors to others, and names of a framework that its version lacks, with the
+    part of the probe that is off for it."""
     found: list[str] = []
     if remark := _find_remarks(run, "masks", "tensors"):
         ranks, count, facts = remark
@@ -55,6 +55,12 @@ def remarks(run: Run) -> list[str]:
         if count == 1:
             template = "{0}: -Inf in {1} activation of {2} did no harm and was taken for that of masks: {3} in step {4}"
         found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks), facts["first"], facts.get("step")))
+    if remark := _find_remarks(run, "batches", "steps"):
+        ranks, count, facts = remark
+        template = "{0}: the first {1} steps of {2} have the same batch, which is right only where one batch is to be learned by heart"
+        if facts["first"] != "one batch":
+            template = "{0}: every {1} steps of {2} have the batches of the epoch before in the same order: the data are not shuffled"
+        found.append(Sentence(template, run.path, f"{count:,}", ranks_text(ranks)))
     if remark := _find_remarks(run, "without_optimizer", "parameters"):
         ranks, count, facts = remark
         template = "{0}: {1} parameters of {2} are in no optimizer and have no update statistics, the first is {3}"

@@ -29,9 +29,10 @@ class Rule(ABC):
         recommended: part of the set ``recommended``.
         all_kinds: kinds it can look at.
         args_type: dataclass of its arguments.
+        remark: under which key the files of the run have `passed_over`.
 
     Attributes:
-        passed_over: what it has seen and said nothing of, for the files of the run; grows while the run goes on.
+        passed_over: what it has seen and raised no alert for, for the files of the run; grows while the run goes on.
     """
 
     name: str
@@ -42,6 +43,7 @@ class Rule(ABC):
     recommended: ClassVar[bool] = True
     all_kinds: ClassVar[tuple[str, ...]] = KINDS
     args_type: type[Any]
+    remark: ClassVar[str] = ""
     args: Any
     passed_over: Mapping[str, Any] | None = None
 

@@ -15,6 +15,8 @@ from torch.nn.parallel import DistributedDataParallel
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import EVALUATION_MODE, UPDATES_LOST, UPDATES_MADE, WEIGHTS_GROWN
+from msprobe_engine.probe.rules.builtin.parameters.growing_weights import GrowingWeightsRule
+from msprobe_engine.probe.rules.builtin.parameters.lost_updates import LostUpdatesRule
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.monitor.targets import matches, plain
 from msprobe_integrations.common.parameters.algorithms import algorithm_of
@@ -92,8 +94,9 @@ class PlainSource:
                 left_out = need(module, "parameters_to_ignore", for_="ranks of DistributedDataParallel that hold the same parameter")
                 self._ddp.update((parameter, module) for name, parameter in module.module.named_parameters() if name not in left_out)
         self._unsharded = UnshardedGradients(models, of)
-        self._lost = LostUpdates(self._optimizer, self.pieces)
-        self._growth = WeightGrowth(self.pieces)
+        rules = {rule.name for rule in probe.pipeline.rules}
+        self._lost = LostUpdates(self._optimizer, self.pieces if LostUpdatesRule.name in rules else ())
+        self._growth = WeightGrowth(self.pieces if GrowingWeightsRule.name in rules else ())
 
     def _choose_parameters(self, chunk: int, model: nn.Module) -> Iterator[tuple[str, torch.Tensor, int, dict[str, Any]]]:
         own = {p for group in self._optimizer.param_groups for p in group["params"]}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import get_logger
@@ -15,6 +16,8 @@ from msprobe_engine.probe.rules.base import Rule
 
 _log = get_logger()
 _NAME = "batch"
+ONE_BATCH, ONE_ORDER = "one batch", "one order"
+"""What is passed over: all steps have had one batch; each epoch comes in one order."""
 _FIRST = 2
 """Batches that may be others where all steps have one batch: a look at the data before the loop."""
 _LONGER = 2
@@ -32,8 +35,8 @@ class RepeatedBatchRule(Rule):
     by half; when data-parallel ranks are given the same (compared with ``monitor.replica_check``); and
     when a sampler that shuffles for several ranks gives the order of the epoch before.
 
-    What may be meant is a line on the console and no alert: one batch from the start, to see whether the model can learn it, and epochs
-    in the same order without such a sampler."""
+    What may be meant is a line on the console and in ``diagnose``, and no alert: one batch from the start, to see whether the model can
+    learn it, and epochs in the same order without such a sampler."""
 
     name = "repeated_batch"
     fires = (
@@ -47,9 +50,12 @@ class RepeatedBatchRule(Rule):
     next = "look at the data loader: where its iterator is made, its sampler, set_epoch, and what a resumed run restores of it"
     all_kinds = ("step",)
     args_type = RepeatedBatchArgs
+    remark = "batches"
     args: RepeatedBatchArgs
+    passed_over: dict[str, Any]
 
     def setup(self) -> None:
+        self.passed_over = {}
         self._row = self._longest = self._others = 0
         self._period = self._in_period = 0
         self._kept = False
@@ -69,7 +75,8 @@ class RepeatedBatchRule(Rule):
             self._longest, self._row, self._others = max(self._longest, self._row), 0, self._others + 1
             self._said.discard("stuck")
         if self._row >= self.args.patience and self._others <= _FIRST:
-            self._note("one batch", "all steps so far have the same batch: right where the model shall learn one batch by heart")
+            text = "all steps so far have the same batch: right where the model shall learn one batch by heart"
+            self._note(ONE_BATCH, self._row + 1, text)
         elif self._row >= self.args.patience and self._row > _LONGER * self._longest:
             return self._alert(frame, "stuck", f"the same batch in {self._row + 1} steps in a row", "another batch")
         elif age > 1 and self._in_period >= max(age, self.args.patience):
@@ -77,7 +84,7 @@ class RepeatedBatchRule(Rule):
                 seen = f"the batches of {self._in_period} steps come in the order of the epoch before, {age} steps ago"
                 return self._alert(frame, "order", seen, "another order in each epoch, for which set_epoch is called")
             text = f"the batches come in the same order in every epoch of {age} steps: right where the data are not to be shuffled"
-            self._note("order of epochs", text)
+            self._note(ONE_ORDER, age, text)
         return []
 
     def _alert(self, frame: Frame, what: str, seen: str, expected: str) -> list[Alert]:
@@ -86,7 +93,9 @@ class RepeatedBatchRule(Rule):
         self._said.add(what)
         return [scalar_alert(frame, _NAME, "step", rule=self, value=frame.facts[BATCH_AGE], expected=expected, seen=seen)]
 
-    def _note(self, what: str, text: str) -> None:
+    def _note(self, what: str, steps: int, text: str) -> None:
+        if not self.passed_over or self.passed_over["first"] == what:
+            self.passed_over.update(first=what, steps=steps)
         if what not in self._said:
             self._said.add(what)
             _log.info("note: %s", text)

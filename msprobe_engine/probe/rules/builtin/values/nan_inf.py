@@ -62,6 +62,7 @@ class NanInfRule(Rule):
     meaning = "An operation overflowed, divided by zero, or was given NaN. What comes later in the step follows from the first one."
     next = f"{ORDER}. In a dump of the step `msprobe nan_analyze -i DUMP` names the operator in which the first NaN was born"
     args_type = NanInfArgs
+    remark = "masks"
     args: NanInfArgs
 
     def __init__(
