@@ -201,6 +201,8 @@ class Model(torch.nn.Module):
         kind = Gated if "gated" in way else Looking if "looking" in way else Chosen if "experts" in way else Block
         self.layers = torch.nn.ModuleList(Masked() if "masked" in way else kind(way) for _ in range(2))
         self.way = way
+        if "rounded table" in way:
+            self.table.bfloat16()
         if "tied" in way:
             self.head.weight = self.table.weight
         self.again, self.reentrant = "recomputed" in way, "reentrant" in way
@@ -281,7 +283,8 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
                 gradient.mul_(torch.clamp(0.1 / (total + 1e-6), max=1.0).to(gradient.dtype))
         elif "clipped" in way:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
-        optimizer.step()
+        if "averaged early" not in way:
+            optimizer.step()
         if "averaged" in way:
             weights = [parameter.detach() for parameter in parameters]
             with torch.no_grad():
@@ -290,6 +293,8 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
                 else:
                     for average, weight in zip(averages, weights):
                         average.mul_(0.9).add_(weight, alpha=0.1)
+        if "averaged early" in way:
+            optimizer.step()
         optimizer.zero_grad(set_to_none="zeros" not in way)
         debugger.stop()
         debugger.step()
@@ -385,6 +390,22 @@ def test_another_mask(target: str, golden: str, words: str, dumps: Path) -> None
     """The place that one side gives no mask in, or the call that makes another one, though nothing is known of truth values but their
     extremes."""
     assert words in diagnose(made(dumps, target), made(dumps, golden)).headline()
+
+
+@pytest.mark.parametrize(
+    ("target", "golden", "words"),
+    [
+        ("foreach averaged early", "foreach averaged", "is taken in before Torch._foreach_addcdiv_.0.forward is called"),
+        ("autocast rounded table", "autocast", "input.1 is bfloat16, golden float32 (step 0, rank 0, module table"),
+    ],
+)
+def test_the_first_line_says_why(target: str, golden: str, words: str, dumps: Path) -> None:
+    """An average of the weights that is made before their update, while the calls of the update are the same; another data type, which
+    comes before the numbers that it makes."""
+    found = diagnose(made(dumps, target), made(dumps, golden))
+    assert words in found.headline()
+    assert found.first_suspect is not None
+    assert "same statistics" not in found.first_suspect.why
 
 
 @pytest.mark.parametrize("level", ["", pytest.param(" L0", marks=pytest.mark.slow)])

@@ -26,6 +26,7 @@ _FULLY_SHARDED = "FSDP"
 FOREACH, FUSED = "_foreach_", "_fused_"
 _OF_UPDATES = ("addcdiv_", "addcmul_", "lerp_", "add_", "sub_")
 """Calls that optimizers make, of each parameter or (``_foreach_add_``) of several, and that do not clip gradients."""
+_OF_SEVERAL = frozenset(FOREACH + api for api in _OF_UPDATES)
 _DIRECTIONS = ("forward", "backward")
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
@@ -203,9 +204,10 @@ class Tree:
     @cached_property
     def way_of_update(self) -> str:
         """How the optimizer makes its calls: ``_foreach_`` or ``_fused_`` of several parameters, or of each by itself ("")."""
-        if any(kind[-1].startswith(FUSED) for kind in self.kinds[self.last_backward + 1 :]):
+        behind = {kind[-1] for kind in self.kinds[self.last_backward + 1 :]}
+        if any(api.startswith(FUSED) for api in behind):
             return FUSED  # it counts its steps by a call of the other kind
-        return FOREACH if self.first_update >= 0 and self.kinds[self.first_update][-1].startswith(FOREACH) else ""
+        return FOREACH if behind & _OF_SEVERAL else ""  # averages of weights are made by a call each before or behind it
 
     @cached_property
     def first_of_modules(self) -> int:

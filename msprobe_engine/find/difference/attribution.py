@@ -11,6 +11,7 @@ from collections.abc import Iterator, Set
 
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.operator_traits import ACCUMULATIONS
 from msprobe_engine.find.difference.origin import (
     ARGUMENT,
     CHANGED,
@@ -74,12 +75,13 @@ def attribute_to_unmatched_call(walker: PairedRank, origin: DifferenceOrigin) ->
             origin.op, origin.partner, origin.kind = writer, -1, EXTRA
             return
         lost = golden.producers.get(origin.other)
-        if lost is not None and lost in walker.missing:
+        if lost is not None and lost in walker.missing and not adds_micro_batch(walker, lost):
             origin.partner, origin.kind = _first(golden, lost, walker.missing), MISSING
         elif lost is not None:
             _attribute_to_unused_collective(walker, origin, lost)
             call = walker.back.get(lost)
             tensor = isinstance(walker.side.shape[origin.row], list)  # else the call was made without what the other one was given
+            call = None if call is not None and call > origin.op else call  # this run takes in what that call has yet to change
             if origin.kind == TAKEN and tensor:
                 _own_code(walker, origin)
             if origin.kind == TAKEN and tensor and call is not None and origin.row not in target.producers and not walker.is_off(call):
@@ -88,6 +90,11 @@ def attribute_to_unmatched_call(walker: PairedRank, origin: DifferenceOrigin) ->
             _missing_gradient(walker, origin)
     if origin.kind == TAKEN or (origin.kind == RESULT and _takes_rearranged(walker, origin.op)):
         _own_code(walker, origin)
+
+
+def adds_micro_batch(walker: PairedRank, lost: int) -> bool:
+    """A call of the golden side that adds up gradients: another layout, with fewer micro batches on each rank, has none of it."""
+    return not walker.one_layout and walker.golden.kinds[lost][-1] in ACCUMULATIONS
 
 
 def _of_layout(walker: PairedRank, row: int, source: int) -> bool:

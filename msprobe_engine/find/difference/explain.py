@@ -24,10 +24,11 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
-from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff
+from msprobe_engine.measure import distances, dump_dialects, factorize, missing_statistics, roundoff
 
 _FEW = 3
 """Tensors that could not be compared and that are named."""
+_BY_DTYPE = (origins.RESULT, origins.TAKEN, origins.GRADIENT)
 _LONG = 8
 """Characters of a number that are all shown."""
 _STATISTICS = ("Max", "Min", "Mean", "Norm")
@@ -91,7 +92,27 @@ def _around(side: DumpTable, record: str) -> Iterator[str]:
 
 
 def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence:
-    """One sentence; `step`: where it was found, counted from 0."""
+    """One sentence, which says another data type before the numbers; `step`: where it was found, counted from 0."""
+    numbers_differ = _why(origin, walker, step)
+    dtypes = _other_dtypes(origin, walker)
+    if dtypes is None:
+        return numbers_differ
+    return Sentence("{0}; {1}", Sentence("{0} has dtype {1}, in the golden run {2}", *dtypes), numbers_differ)
+
+
+def _other_dtypes(origin: DifferenceOrigin, walker: DifferenceWalk) -> tuple[str, str, str] | None:
+    """The first tensor of the record that has another floating point type, where most have the same: its place, and its types."""
+    side, golden, m = walker.side, walker.golden.side, walker.measured
+    if origin.kind not in _BY_DTYPE or dump_dialects.differ(side, golden) or distances.of_other_precision(m.dtype, m.argument):
+        return None
+    for pair in walker.span_of(origin.op):
+        row, golden_row = walker.rows[pair]
+        if m.dtype[pair] and not m.argument[pair] and roundoff.eps(side.dtype[row]) and roundoff.eps(golden.dtype[golden_row]):
+            return place_of(side, row), plain_name(str(side.dtype[row])), plain_name(str(golden.dtype[golden_row]))
+    return None
+
+
+def _why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence:
     side, golden = walker.side, walker.golden.side
     place = place_of(side, origin.row) if origin.row >= 0 else Sentence("it")
     user = side.ops[side.op[origin.row]] if origin.row >= 0 else ""
@@ -150,6 +171,8 @@ def why(origin: DifferenceOrigin, walker: DifferenceWalk, step: int) -> Sentence
         return Sentence(
             template, place, size, join_sentences(", ", (place_of(side, row) for row in unknown[:_FEW])), _why_unknown(walker, unknown[0])
         )
+    if _other_dtypes(origin, walker) is not None:
+        return Sentence("{0} differs by {1}", place, size)
     if _same_elements(walker, origin.op):
         return Sentence("{0} differs by {1}; what goes in is the same", place, size)
     said = Sentence("{0} differs by {1}; what goes in has the same statistics", place, size)
@@ -182,6 +205,8 @@ def cause(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
     side, golden = walker.side, walker.golden.side
     if origin.kind in (origins.NONFINITE, origins.RESULT, origins.EXTRA) and (born := why_not_finite(side, origin.op)):
         return born
+    if (dtypes := _other_dtypes(origin, walker)) is not None:
+        return Sentence("{0} is {1}, golden {2}", *dtypes)
     if origin.kind == origins.ARGUMENT:
         return other_argument(side, origin.row, golden, origin.other)
     if origin.kind == origins.DEFAULT and (lone := walker.lone_arguments.get(origin.op)) is not None:
@@ -210,11 +235,14 @@ def _explain_input(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence
     record, place = side.ops[origin.op], place_of(side, origin.row)
     name = argument_name(record, place, stack_of(side, record))
     target_source, golden_source = walker.target.producers.get(origin.row), walker.golden.producers.get(origin.other)
+    later = -1 if golden_source is None else walker.back.get(golden_source, -1)
+    if target_source is None and later > origin.op:
+        return Sentence("{0} is taken in before {1} is called, in the golden run after it", name, side.ops[later])
     if target_source is not None and golden_source is not None and walker.back.get(golden_source) != target_source:
         return Sentence("{0} comes from {1}, in the golden run from {2}", name, side.ops[target_source], golden.ops[golden_source])
     if target_source is not None and golden_source is None:
         return Sentence("{0} is what {1} gives; in the golden run it is changed in between", name, side.ops[target_source])
-    if golden_source is not None and target_source is None:
+    if golden_source is not None and target_source is None and not attribution.adds_micro_batch(walker, golden_source):
         return Sentence("{0} is not what {1} gives, as it is in the golden run", name, golden.ops[golden_source])
     return Sentence("{0} is not the same", name) if name != place else Sentence("")
 
