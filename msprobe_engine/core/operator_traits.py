@@ -28,6 +28,8 @@ MOVES = UNINITIALISED | frozenset((
 PRODUCTS = ("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm")
 """Products of matrices."""
 
+CONVOLUTIONS = frozenset(f"conv{form}{dimensions}d" for form in ("", "_transpose") for dimensions in (1, 2, 3))
+
 FILLS = frozenset(
     (
         *("maskedfill", "where", "full", "fulllike", "newfull", "fill", "triu", "tril", "maskedscatter", "indexfill", "setitem"),
@@ -146,6 +148,11 @@ def is_softmax(op: str) -> bool:
 def is_product(op: str) -> bool:
     """A product of matrices, also of another framework's spelling."""
     return op in PRODUCTS or op.lower() in ("dense", "matmul", "batchmatmul", "linear")
+
+
+def sums_products(op: str) -> bool:
+    """Each element is a sum of products: of matrices, or a convolution."""
+    return is_product(op) or op in CONVOLUTIONS
 
 
 def of_reducer(name: str) -> bool:

@@ -227,7 +227,7 @@ def _of_sum(api: str, operand: Operand, result: Result) -> float:
 def _terms(api: str | None, incoming: Operand, kept: Sequence[Operand], result: Result, rows: float, sums: bool) -> float:
     """Root mean square of a gradient whose terms do not cancel; 0 where that is not known."""
     largest = 0.0
-    if rows > 1.5 or sums or (api is not None and traits.is_product(api)):
+    if rows > 1.5 or sums or (api is not None and traits.sums_products(api)):
         for operand in kept:
             length = math.sqrt(incoming.size * operand.size / result.size)
             if length >= 1 and not operand.size == result.size == incoming.size:

@@ -8,6 +8,7 @@ import numpy as np
 
 from msprobe_engine.align.calls.call_pairs import CallPairs
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
+from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.formats.dump.dump_table import INPUT
 
 NEAR = 1e-3
@@ -66,7 +67,7 @@ def _is_cast(tree: Tree, op: int) -> bool | None:
 
 def part_other_forms(pairs: CallPairs) -> None:
     """A call of a function that gives a result of another shape, next to calls that one side alone makes, is another call: two products
-    on one side are one product of weights put together on the other."""
+    on one side are one product of weights put together on the other, an index has the form that the function behind it wants."""
     target_forms, golden_forms = pairs.forms
     back = {j: i for i, j in pairs.found.items()}
     odd = [
@@ -77,7 +78,7 @@ def part_other_forms(pairs: CallPairs) -> None:
         and _sizes(pairs.target.shapes(i).outputs) != _sizes(pairs.golden.shapes(j).outputs)
     ]
     while odd:
-        near = [pair for pair in odd if _beside_strangers(pairs, *pair)]
+        near = [pair for pair in odd if _beside_strangers(pairs, *pair) or _only_for_strangers(pairs, *pair)]
         for i, j in near:
             if i in pairs.found:
                 pairs.drop_with_twins(i, j, back)
@@ -100,6 +101,17 @@ def _is_between(tree: Tree, op: int, matched: Collection[int]) -> bool:
     """All calls that give a call its tensors, and all that take in its result, have no partner."""
     sources, users = [tree.producers.get(row) for row in tree.tensors_in(op)], tree.users.get(op, ())
     return bool(sources) and bool(users) and all(call is not None and call not in matched for call in (*sources, *users))
+
+
+def _only_for_strangers(pairs: CallPairs, i: int, j: int) -> bool:
+    """Of calls that only move or cast elements: nothing but calls without a partner takes in what they give."""
+    users = pairs.target.users.get(i, ()), pairs.golden.users.get(j, ())
+    return (
+        pairs.target.kinds[i][-1] in MOVES | CASTS
+        and all(users)
+        and not any(user in pairs.found for user in users[0])
+        and not any(user in pairs.used for user in users[1])
+    )
 
 
 def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:

@@ -158,7 +158,9 @@ class CarriedNoise(IncomingNoise):
         if self._products and roundoff.is_wide_product(walker.side.ops[walker.side.op[row]], walker.side.dtype[row]):
             new = max(new, self._products)
         foreign = walker.foreign.get(walker.side.op[row], 0.0)
-        bias = (roundoff.BIAS_OF_SUMS if api is not None and (api in traits.ADDITIONS or traits.is_product(api)) else roundoff.BIAS) * new
+        bias = (
+            roundoff.BIAS_OF_SUMS if api is not None and (api in traits.ADDITIONS or traits.sums_products(api)) else roundoff.BIAS
+        ) * new
         element = math.hypot(carried.element, new)
         whole = carried.whole
         if foreign:
@@ -197,7 +199,9 @@ class CarriedNoise(IncomingNoise):
 
     def _coarsest(self, pair: int, row: int, inputs: Sequence[Operand], kept: Sequence[Operand]) -> float:
         """Half a unit of what a row was computed in: gradients of parameters in float32 are made by calls with fewer bits (autocast)."""
-        operands = (*inputs, *kept) if self._role[row] == PARAMETERS_GRAD else ()
+        kind = self._walker.target.kinds[self._walker.side.op[row]]
+        of_weight = self._role[row] == PARAMETERS_GRAD or (len(kind) == 3 and kind[0] == "backward" and traits.sums_products(kind[2]))
+        operands = (*inputs, *kept) if of_weight else ()
         coarsest: float = max((self.seen.unit[pair], *(operand.unit for operand in operands)))
         return coarsest
 
