@@ -46,18 +46,21 @@ def named(plant: Plant, name: str) -> Plant:
     return plant
 
 
-def averaged(kept: float) -> Plant:
-    """A moving average of the weights; `kept`: part of it that an update leaves."""
+def averaged(kept: float, early: bool = False) -> Plant:
+    """A moving average of the weights; `kept`: part of it that an update leaves; `early`: it is made before the weights are updated."""
 
     def finish(program: Program) -> None:
         averages = [p.detach().clone() for p in program.model.parameters()]
         own = program.update
 
         def update() -> None:
-            own()
+            if not early:
+                own()
             with torch.no_grad():
                 for average, p in zip(averages, program.model.parameters()):
                     average.mul_(kept).add_(p, alpha=1 - kept)
+            if early:
+                own()
 
         program.update = update  # type: ignore[method-assign]
 
@@ -111,6 +114,7 @@ CASES = (
     Fault("one mask for all rows", Setting(packed=True), in_model(one_mask_for_all), r"__eq__|__and__|__or__|mask|allowed", levels=BOTH),
     Fault("an expert is full", Setting(changes=EXPERTS), in_model(full_expert), r"mlp|expert|__getitem__|index_add", levels=BOTH),
     Fault("decay of an average turned round", Setting(), averaged(0.01), r"mul_|average", golden=averaged(0.99)),
+    Fault("an average made before the update", Setting(), averaged(0.99, early=True), r"is taken in before|kept", golden=averaged(0.99)),
     alone("state lost", AMP, before_step(20, lambda p: p.optimizer.state.clear()), r"optimizer counts", "state not loaded"),
     alone("evaluation mode", AMP, before_step(20, lambda p: p.model.eval()), r"evaluation mode", "train() missing behind an evaluation"),
     alone("a new head", AMP, when_ready(new_head), r"head", "module replaced behind the optimizer"),

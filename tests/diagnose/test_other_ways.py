@@ -184,9 +184,9 @@ def loss(logits: torch.Tensor, targets: torch.Tensor, way: str) -> torch.Tensor:
     """Over all tokens but the last ones; `way`: a sum divided by their number, of labels that are moved by one, of chosen tokens alone."""
     targets = labels(targets, way)
     if "by index" in way:
-        return -logits[:, :13].float().log_softmax(-1).gather(-1, targets[:, :13, None]).mean()
+        return -logits[:, :13].float().log_softmax(-1).gather(-1, targets[:, :13, None].to(torch.int64)).mean()
     if "by rows" in way:
-        return torch.nn.functional.cross_entropy(logits[:, :13].float().flatten(0, 1), targets[:, :13].flatten())
+        return torch.nn.functional.cross_entropy(logits[:, :13].float().flatten(0, 1), targets[:, :13].to(torch.int64).flatten())
     if "chosen" in way:
         logits, targets = logits[targets != -100], targets[targets != -100]
         return torch.nn.functional.cross_entropy(logits.float(), targets)

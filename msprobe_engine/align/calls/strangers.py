@@ -78,7 +78,7 @@ def part_other_forms(pairs: CallPairs) -> None:
         and _sizes(pairs.target.shapes(i).outputs) != _sizes(pairs.golden.shapes(j).outputs)
     ]
     while odd:
-        near = [pair for pair in odd if _beside_strangers(pairs, *pair) or _only_for_strangers(pairs, *pair)]
+        near = [pair for pair in odd if _beside_strangers(pairs, *pair) or _only_for_strangers(pairs, *pair, odd)]
         for i, j in near:
             if i in pairs.found:
                 pairs.drop_with_twins(i, j, back)
@@ -103,15 +103,16 @@ def _is_between(tree: Tree, op: int, matched: Collection[int]) -> bool:
     return bool(sources) and bool(users) and all(call is not None and call not in matched for call in (*sources, *users))
 
 
-def _only_for_strangers(pairs: CallPairs, i: int, j: int) -> bool:
-    """Of calls that only move or cast elements: nothing but calls without a partner takes in what they give."""
-    users = pairs.target.users.get(i, ()), pairs.golden.users.get(j, ())
-    return (
-        pairs.target.kinds[i][-1] in MOVES | CASTS
-        and all(users)
-        and not any(user in pairs.found for user in users[0])
-        and not any(user in pairs.used for user in users[1])
-    )
+def _only_for_strangers(pairs: CallPairs, i: int, j: int, odd: Collection[tuple[int, int]]) -> bool:
+    """Of calls that only move or cast elements: what they give is taken in by calls without a partner, and besides by none but others of
+    another form (`odd`)."""
+    if pairs.target.kinds[i][-1] not in MOVES | CASTS:
+        return False
+    for tree, op, matched, side in ((pairs.target, i, pairs.found, 0), (pairs.golden, j, pairs.used, 1)):
+        users, other_forms = tree.users.get(op, ()), {pair[side] for pair in odd}
+        if all(user in matched for user in users) or any(user in matched and user not in other_forms for user in users):
+            return False
+    return True
 
 
 def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
