@@ -79,6 +79,22 @@ def test_a_number_that_differs_is_found(
     assert not missed, "\n".join(missed)
 
 
+@pytest.mark.parametrize(("record", "row"), [("Functional.embedding.0.forward", 1), ("Tensor.view.0.forward", 0)])
+def test_nan_of_one_side_that_nothing_shows_behind(
+    record: str, row: int, small_dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A row of the table that no token has looked up, and a damaged number in a view: neither is memory that nobody has written."""
+    for side in ("target", "golden"):
+        shutil.copytree(small_dump / "step0", tmp_path / side / "step0")
+    file = tmp_path / "target/step0/rank0/dump.json"
+    document = json.loads(file.read_text())
+    taken = document["data"][record]["input_args"][row]
+    taken |= dict.fromkeys(("Max", "Min", "Mean", "Norm") if row else ("Max",), math.nan)
+    file.write_text(json.dumps(document))
+    assert main(["diagnose", str(tmp_path / "target"), str(tmp_path / "golden"), "-o", str(tmp_path / "out")]) == 1
+    assert record in "".join(capsys.readouterr().out.split("\n")[:3])
+
+
 @pytest.mark.parametrize("command", COMMANDS)
 def test_a_cast_that_another_call_uses(command: str, small_dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """A view or cast whose result goes into calls of one side only is no origin beside others, and a finding where nothing else differs."""

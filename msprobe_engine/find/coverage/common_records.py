@@ -131,7 +131,7 @@ def say_one_sided(divergence: Divergence) -> tuple[bool, list[str]]:
     """
     said, accepted = False, list[str]()
     for rank, walker in divergence.different().walkers.items():
-        if rank in divergence.wholes:
+        if rank in divergence.wholes or not walker.structure.pairs:  # with no record in common there is no one side
             continue
         sides, found = (walker.side, walker.golden.side), find_one_sided(walker)
         for sentence in missing_statistics.sentences(*sides, walker.measured.one_sided & ~found.accepted[:, None], *found.not_compared):

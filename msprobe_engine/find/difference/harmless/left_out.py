@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import ACCUMULATIONS, HANDS_ON, MASKINGS, MOVES, OVERWRITES, UNINITIALISED, of_reducer
+from msprobe_engine.core.operator_traits import ACCUMULATIONS, CASTS, HANDS_ON, MASKINGS, MOVES, OVERWRITES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
@@ -250,10 +250,14 @@ def _calls_of_one_tensor(tree: Tree) -> dict[int, list[int]]:
 
 def unwritten_memory(walker: PairedRank) -> None:
     """NaN and Inf of one side that stand in parts of buffers and in copies of them only are memory that nobody has written, where calls
-    behind them go on with numbers that are finite on both sides."""
+    behind them go on with numbers that are finite on both sides. A row with a NaN and a finite norm is damage."""
     m, op = walker.measured, walker.side.op
     bad = np.flatnonzero(m.bad_target ^ m.bad_golden).tolist()
     if not bad or not all(_may_be_unwritten(walker, op[walker.rows[pair][0]]) for pair in bad):
+        return
+    rows = np.asarray(walker.rows)[bad]
+    norms = np.where(m.bad_target[bad], walker.side.stats[rows[:, 0], 3], walker.golden.side.stats[rows[:, 1], 3])
+    if np.isfinite(norms).any():
         return
     last = max(op[walker.rows[pair][0]] for pair in bad)
     behind = (pair for pair, (row, _) in enumerate(walker.rows) if op[row] > last and m.known[pair] and walker.side.role[row] == OUTPUT)
@@ -263,7 +267,9 @@ def unwritten_memory(walker: PairedRank) -> None:
 
 def _may_be_unwritten(walker: PairedRank, op: int) -> bool:
     """A buffer, or what was copied from one; not what was made of a number."""
-    return hands_on(walker, op) and (walker.target.kinds[op][-1] in UNINITIALISED or not walker.target.makes_of_numbers(op))
+    kind = walker.target.kinds[op]
+    moves = calls_function(kind) and (kind[2] in MOVES or kind[2] in CASTS)  # a table of embeddings is no buffer
+    return moves and (kind[2] in UNINITIALISED or not walker.target.makes_of_numbers(op))
 
 
 def sums_so_far(walker: PairedRank) -> list[int]:
