@@ -83,6 +83,14 @@ def test_the_first_line_of_an_alert_says_which_it_is(rule: str, headline: str, t
     assert diagnose(run.write()).headline().startswith(headline)
 
 
+def test_the_first_line_of_an_alert_says_what_was_seen(tmp_path: Path) -> None:
+    """In the words of the rule, not a value whose meaning only the rule knows."""
+    run = Monitor(tmp_path / "run", ranks=1)
+    line = "untrained_parameter: head.bias, rank 0 step 20: has a gradient and is in no optimizer; expected an update in each step"
+    run.alerts = [alert("untrained_parameter", 20, 0, "head.bias", value=3.0, message=line)]
+    assert "First alert: untrained_parameter: has a gradient and is in no optimizer (step 20, rank 0, " in diagnose(run.write()).headline()
+
+
 @pytest.mark.parametrize(("grows", "step"), [(4.0, 2), (1.4, None)])
 def test_a_difference_that_grows(grows: float, step: int | None, tmp_path: Path) -> None:
     """What grows faster than round-off does in a training that is not stable is found where it leaves the floor, however small it began;

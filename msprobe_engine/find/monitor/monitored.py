@@ -324,6 +324,12 @@ def _message(alert: Anomaly) -> str:
     return alert.message if alert.message.startswith(alert.rule) else f"{alert.rule}: {alert.message}"
 
 
+def _cause(alert: Anomaly) -> Sentence:
+    """The rule, and what it saw, as the line of the alert says it between the step and what was expected; else the value."""
+    seen = re.search(rf"step {alert.step}(?: micro step \d+)?: (.+?); expected ", alert.message)
+    return Sentence("{0}: {1}", alert.rule, seen[1]) if seen else Sentence("{0}, value {1}", alert.rule, f"{alert.value:.6g}")
+
+
 def _of_alerts(group: Group) -> Suspect:
     """Alerts that several ranks agree on."""
     alert = group.first
@@ -331,7 +337,7 @@ def _of_alerts(group: Group) -> Suspect:
     numbers: Mapping[str, Any] = {"target": {"row": alert.name, alert.op or "value": alert.value}}
     record = _row(alert.word, _record_of(alert.name))
     judged = _finding_of(alert) == findings.DIVERGENCE and math.isfinite(alert.value)  # the others say in their headline what it is
-    cause = Sentence("{0}, value {1}", alert.rule, f"{alert.value:.6g}") if judged else ""
+    cause = _cause(alert) if judged else ""
     several = list(alert.differing) if len(alert.differing) > 1 else []
     agreeing = ranges_of(group.ranks) if not several and len(group.ranks) > 1 else []
     return Suspect(
