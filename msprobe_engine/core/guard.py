@@ -41,6 +41,13 @@ def raise_of_training(error: BaseException) -> None:
         raise error
 
 
+def raised_at(error: BaseException) -> str:
+    """File, line and function of the innermost frame of the training; "" without a frame. A Ctrl-C may come in the midst of the probe."""
+    frames = list(traceback.walk_tb(error.__traceback__))
+    innermost = [(frame, line) for frame, line in frames if _package(frame) not in OURS] or frames
+    return f"{innermost[-1][0].f_code.co_filename}:{innermost[-1][1]} {innermost[-1][0].f_code.co_name}" if innermost else ""
+
+
 class suppress_faults:  # named like contextlib.suppress, in whose place it is
     """Context manager: an exception inside has no effect, unless it is the training's (`is_of_training`)."""
 

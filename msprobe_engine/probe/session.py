@@ -6,7 +6,6 @@ import logging
 import sys
 import threading
 import time
-import traceback
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -16,7 +15,7 @@ from typing import Any
 from msprobe_engine.core import redaction
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.backend import Backend
-from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.guard import Faults, raised_at
 from msprobe_engine.core.log import get_logger, one_line, set_rank
 from msprobe_engine.core.process.launch import is_restart, number_of_processes
 from msprobe_engine.core.records import Frame
@@ -289,6 +288,6 @@ def _describe_end(*, signalled: bool, redact: bool) -> dict[str, Any]:
     end: dict[str, Any] = {"how": "signal" if signalled else "exception", "error": type(error).__name__}
     if not redact and (message := one_line(str(error))):
         end["message"] = message[:_LONGEST]
-    if frames := traceback.extract_tb(error.__traceback__, limit=-1):
-        end["where"] = f"{frames[-1].filename}:{frames[-1].lineno} {frames[-1].name}"
+    if where := raised_at(error):
+        end["where"] = where
     return end
