@@ -29,6 +29,7 @@ PRODUCTS = ("linear", "matmul", "__matmul__", "mm", "bmm", "addmm", "baddbmm")
 """Products of matrices."""
 
 CONVOLUTIONS = frozenset(f"conv{form}{dimensions}d" for form in ("", "_transpose") for dimensions in (1, 2, 3))
+"""Convolutions, and their transposes."""
 
 FILLS = frozenset(
     (

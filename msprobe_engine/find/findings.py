@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.core.log import one_line
@@ -241,7 +241,8 @@ class Diagnosis:
         """JSON-ready, with `finding` and `first_suspect` first."""
         first = self.first_suspect
         head = {"finding": self.finding, "headline": self.headline(), "first_suspect": asdict(first) if first else None}
-        return head | {key: value for key, value in asdict(self).items() if key not in head and key not in _NOT_IN_JSON}
+        shown = replace(self, layout=[], places=[])  # both may be long, and asdict copies all
+        return head | {key: value for key, value in asdict(shown).items() if key not in head and key not in _NOT_IN_JSON}
 
     def text(self) -> str:
         """For the console; the first line is the finding."""

@@ -117,10 +117,8 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
             made_of = _sources(tree, op)
             if segment != pipeline_schedule.TAIL:
                 of[op] = min(of[op], max((of[source] for source in made_of), default=of[op]))
-            elif made_of and all(
-                forward[source] for source in made_of
-            ):  # the last loss, for the log; gradients are no part of a forward pass
-                of[op] = max(of[source] for source in made_of)
+            elif made_of and all(forward[source] for source in made_of):
+                of[op] = max(of[source] for source in made_of)  # the last loss, for the log
             else:
                 forward[op] = False
             batches[of[op]].append(op)

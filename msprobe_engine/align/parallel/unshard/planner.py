@@ -8,7 +8,7 @@ cannot be compared, or a fault (`partial_sums`).
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -48,6 +48,14 @@ class Unsharder:
         pair = self._pair
         whole = execute(self.plan(factors), pair.target, pair.golden, pair.structure, pair.producers)
         return whole.swap_sides(Tree(pair.golden_side).producers) if self._turned else whole
+
+
+class _Members(NamedTuple):
+    """A row of all pieces of both sides: float64 (pieces, 4), and where the target's are among its pieces."""
+
+    target: Floats
+    places: list[int]
+    golden: Floats
 
 
 class _Planner:
@@ -130,11 +138,11 @@ class _Planner:
             known = self._share_of_gradient(call, i, j, adds)
         if known is not None:
             return known
-        pieces, golden_pieces = pair.target.members(i, accumulated)[0], pair.golden.members(j, accumulated)[0]
-        known = self._told_by_what_went_in(call, i, j, pieces, golden_pieces)
+        members = _Members(*pair.target.members(i, accumulated), pair.golden.members(j, accumulated)[0])
+        known = self._told_by_what_went_in(call, i, j, members)
         if known is not None:
             return known
-        made = self._put_together(call, i, j, pieces, golden_pieces)
+        made = self._put_together(call, i, j, members)
         if made is None or made.golden is None or i in skipped:
             return made is None or made.need > 1 or made.value is None
         if made.value is not None:
@@ -145,12 +153,12 @@ class _Planner:
             if whole and self._gradients.is_share(i, j, made.shape, made.golden):
                 skipped[i] = PART
                 return True
-            value = self._of_unlike(call, i, j, made, accumulated)
+            value = self._of_unlike(call, i, j, made, members)
             if value is None:
                 return skipped.get(i) != LOCAL
-        known = self._leave_out_after_all(call, i, j, made, value, pieces, golden_pieces, accumulated)
+        known = self._leave_out_after_all(call, i, j, made, value, members, accumulated)
         if known is None:
-            self._merge(call, i, j, made, value, accumulated)
+            self._merge(call, i, j, made, value, members)
             known = made.need > 1
         return known
 
@@ -178,8 +186,9 @@ class _Planner:
             return True
         return None
 
-    def _told_by_what_went_in(self, call: Call, i: int, j: int, pieces: Floats, golden_pieces: Floats) -> bool | None:
+    def _told_by_what_went_in(self, call: Call, i: int, j: int, members: _Members) -> bool | None:
         """What `_row` returns of what is known from where the tensor comes from; None: its numbers have to tell."""
+        pieces, _, golden_pieces = members
         pair, op, role = self._pair, call.op, self._pair.side.role[i]
         behind, single = pair.last_backward < op, pair.is_single(i, j)
         if behind and role == INPUT and self._sums.mark(i, pieces) in self._of_update:
@@ -202,8 +211,9 @@ class _Planner:
             return True
         return None
 
-    def _put_together(self, call: Call, i: int, j: int, pieces: Floats, golden_pieces: Floats) -> Cut | None:
+    def _put_together(self, call: Call, i: int, j: int, members: _Members) -> Cut | None:
         """The wholes of both sides; rows that are parts by what the call has taken in are left out."""
+        pieces, _, golden_pieces = members
         pair, side, golden_side = self._pair, self._pair.side, self._pair.golden_side
         shares = None
         if pair.is_single(i, j) and (pair.is_forward(call.op) or call.backward):
@@ -235,9 +245,10 @@ class _Planner:
         return made
 
     def _leave_out_after_all(
-        self, call: Call, i: int, j: int, made: Cut, value: Floats, pieces: Floats, golden_pieces: Floats, accumulated: bool
+        self, call: Call, i: int, j: int, made: Cut, value: Floats, members: _Members, accumulated: bool
     ) -> bool | None:
         """What `_row` returns of wholes that may differ between layouts; None: they are compared."""
+        pieces, _, golden_pieces = members
         pair, side, op, golden, skipped = self._pair, self._pair.side, call.op, made.golden, self._plan.skipped
         assert golden is not None
         single, apart = pair.is_single(i, j), merge_statistics.distance(value, golden)
@@ -265,12 +276,11 @@ class _Planner:
             return True
         return None
 
-    def _merge(self, call: Call, i: int, j: int, made: Cut, value: Floats, accumulated: bool) -> None:
+    def _merge(self, call: Call, i: int, j: int, made: Cut, value: Floats, members: _Members) -> None:
         """The row is compared: of both sides as it is in the whole."""
         pair, side, plan, golden = self._pair, self._pair.side, self._plan, made.golden
         assert golden is not None
-        pieces, places = pair.target.members(i, accumulated)
-        golden_pieces = pair.golden.members(j, accumulated)[0]
+        pieces, places, golden_pieces = members
         loss = pair.is_forward(call.op) and distances.elements(side.shape[i]) == 1  # divided by the number of micro batches
         factor = plan.factor if call.backward or loss else 1.0
         if side.role[i] == PARAMETERS_GRAD and len(pieces) == made.need > 1 and len(golden_pieces) == made.other:
@@ -296,12 +306,12 @@ class _Planner:
             return not self._sums.is_golden_part(call, i, j, golden_pieces)
         return self._pair.side.role[i] == INPUT and made.other == 1 and self._pair.is_update(call.op)
 
-    def _of_unlike(self, call: Call, i: int, j: int, made: Cut, accumulated: bool) -> Floats | None:
+    def _of_unlike(self, call: Call, i: int, j: int, made: Cut, members: _Members) -> Floats | None:
         """Statistics of the whole where the replicas of the target do not agree; None when the row is left out for it."""
         pair, side, op, golden = self._pair, self._pair.side, call.op, made.golden
         assert golden is not None
         single = pair.is_single(i, j)
-        pieces, places = pair.target.members(i, accumulated)
+        pieces, places, golden_pieces = members
         if single and (number := merge_statistics.number_of(pieces, golden, pair.near)) is not None:
             return number
         value, place = merge_statistics.odd_one(pieces, made.need, golden, self._plan.factor if call.backward else 1.0, AGREES)
@@ -314,7 +324,7 @@ class _Planner:
         elif single and pair.is_forward(op):
             return merge_statistics.mean_or_sum(pieces, golden)  # a loss over pieces of the batch
         elif self._sums.is_local(call, i):
-            self._sums.lose(i, pieces, pair.golden.members(j, accumulated)[0])
+            self._sums.lose(i, pieces, golden_pieces)
         elif op > pair.shared_out:
             self._plan.skipped[i] = UPDATE
         elif pair.is_update(op) and made.need == made.other == 1 and len(pieces) > 1 and side.role[i] == INPUT:

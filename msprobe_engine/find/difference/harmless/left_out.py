@@ -267,9 +267,9 @@ def unwritten_memory(walker: PairedRank) -> None:
 
 def _may_be_unwritten(walker: PairedRank, op: int) -> bool:
     """A buffer, or what was copied from one; not what was made of a number."""
-    kind = walker.target.kinds[op]
-    moves = calls_function(kind) and (kind[2] in MOVES or kind[2] in CASTS)  # a table of embeddings is no buffer
-    return moves and (kind[2] in UNINITIALISED or not walker.target.makes_of_numbers(op))
+    function = _function_of(walker, op)
+    moves = function in MOVES or function in CASTS  # a table of embeddings is no buffer
+    return moves and (function in UNINITIALISED or not walker.target.makes_of_numbers(op))
 
 
 def sums_so_far(walker: PairedRank) -> list[int]:
@@ -313,16 +313,15 @@ def _writes_over(walker: PairedRank, op: int, depth: int) -> bool:
 
 def is_destination(walker: PairedRank, row: int) -> bool:
     """What a tensor held before a call that writes over all of it goes nowhere."""
-    kind = walker.target.kinds[walker.side.op[row]]
-    if not calls_function(kind) or walker.side.role[row] != INPUT:
+    function = _function_of(walker, walker.side.op[row])
+    if walker.side.role[row] != INPUT:
         return False
-    return kind[2] in OVERWRITES or (kind[2] == "copy_" and walker.side.name[row].endswith(".input.0"))
+    return function in OVERWRITES or (function == "copy_" and walker.side.name[row].endswith(".input.0"))
 
 
 def is_moved_or_written_over(walker: PairedRank, row: int) -> bool:
     """A call that computes nothing takes the row in or gives it out."""
-    kind = walker.target.kinds[walker.side.op[row]]
-    return (calls_function(kind) and kind[2] in MOVES) or is_destination(walker, row)
+    return _function_of(walker, walker.side.op[row]) in MOVES or is_destination(walker, row)
 
 
 def gives_less(walker: PairedRank, op: int) -> bool:
@@ -336,13 +335,18 @@ def gives_less(walker: PairedRank, op: int) -> bool:
 
 
 def hands_on(walker: PairedRank, op: int) -> bool:
-    kind = walker.target.kinds[op]
-    return calls_function(kind) and (kind[2] in MOVES or kind[2] in HANDS_ON)
+    function = _function_of(walker, op)
+    return function in MOVES or function in HANDS_ON
 
 
 def gives_part(walker: PairedRank, op: int) -> bool:
+    return _function_of(walker, op) in _PARTS
+
+
+def _function_of(walker: PairedRank, op: int) -> str:
+    """Name of the function that a record is a forward call of; "" of any other record."""
     kind = walker.target.kinds[op]
-    return calls_function(kind) and kind[2] in _PARTS
+    return kind[2] if calls_function(kind) else ""
 
 
 def _first_input(walker: PairedRank, user: int, source: int) -> bool:
