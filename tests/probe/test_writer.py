@@ -102,11 +102,11 @@ def test_hanging_file_system(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ki
     for step in range(10):
         under_test.submit(frame(step), [])
         assert written.acquire(timeout=240)
-    under_test.close()
-    assert time.monotonic() - started < 10
-    gate.set()
     assert set(under_test.lost) == {QUEUES[kind]}
     assert under_test.lost[QUEUES[kind]] >= 5
+    under_test.close()  # its bound is short here, so that on a busy machine the other queue may miss it: only the time is checked
+    assert time.monotonic() - started < 10
+    gate.set()
 
 
 @pytest.mark.slow
