@@ -19,6 +19,8 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from msprobe_engine.config.collect import resolved
 from msprobe_engine.config.pack.reader import Pack, read_pack
+from msprobe_engine.config.settings.side import PackSettings, Setting
+from msprobe_engine.config.severity import CHANGES
 from msprobe_engine.core.settings.schema import (
     ConfigCheckSettings,
     CsvSettings,
@@ -27,6 +29,7 @@ from msprobe_engine.core.settings.schema import (
     ProbeSettings,
     SinkSettings,
 )
+from msprobe_engine.find.config.compare_settings import compare_settings
 from msprobe_engine.formats.pack import entries
 from msprobe_integrations.config_checker import ConfigChecker
 from msprobe_integrations.torch.config import run as run_config
@@ -93,6 +96,18 @@ def test_the_pack_of_the_run_before_is_kept_and_the_two_compare(tmp_path: Path, 
     assert [(one["name"], one["bench_value"], one["cmp_value"]) for one in found.as_json()["differences"]] == [
         ("optimizer.lr", "0.01", "0.02")
     ]
+
+
+def test_arguments_of_a_schedule_are_settings_that_change_the_training() -> None:
+    """Milestones that differ are one difference with both lists; the scheduler counts them as a multiset."""
+    sides = []
+    for milestones in ([3, 6, 6], [3, 8]):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        schedule = torch.optim.lr_scheduler.MultiStepLR(optimizer, milestones)
+        settings = of_torch(Reach(optimizers=[optimizer], objects=[schedule]))
+        sides.append(PackSettings([Setting(name, one.value, one.origin, framework=one.framework) for name, one in settings.items()]))
+    found = compare_settings(*sides, "file").differences
+    assert [(one.name, *one.both, one.severity) for one in found] == [("lr_scheduler.milestones", "[3, 8]", "[3, 6, 6]", CHANGES)]
 
 
 def test_it_is_a_setting_and_off_where_nothing_else_is_written(tmp_path: Path) -> None:

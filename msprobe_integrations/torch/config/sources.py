@@ -9,6 +9,7 @@ from __future__ import annotations
 import importlib
 import inspect
 import sys
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -192,6 +193,7 @@ def _of_scheduler(scheduler: Any) -> dict[str, Any]:
     values = {"lr_scheduler.class": type(scheduler).__name__}
     for name, value in vars(scheduler).items():
         if not name.startswith("_") and name not in ("optimizer", "last_epoch", "verbose", "base_lrs"):
+            value = sorted(value.elements()) if isinstance(value, Counter) else value  # milestones, as they were given
             values[f"lr_scheduler.{name}"] = plain_data(value)
     return values
 
