@@ -255,11 +255,15 @@ def test_what_was_looked_at_is_counted(tmp_path: Path, rank_dump: Any) -> None:
 def test_files_are_named_in_full(
     tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """nan_analyze writes to ./output when nothing else is said, and its last line has the whole path of the file."""
+    """nan_analyze writes to ./output when nothing else is said, of the directory of a run to its ``analysis``; its last line has the whole
+    path of the file."""
     _dump(rank_dump, tmp_path / "dump", 0, float("nan"))
     monkeypatch.chdir(tmp_path)
     assert main(["nan_analyze", "-i", "dump"]) == 1
     (written,) = (tmp_path / "output").iterdir()
+    assert capsys.readouterr().out.splitlines()[-1] == f"Details: {written.resolve()}"
+    assert main(["nan_analyze", "-i", "."]) == 1
+    (written,) = (tmp_path / "analysis/nan_analyze-1").iterdir()
     assert capsys.readouterr().out.splitlines()[-1] == f"Details: {written.resolve()}"
 
 

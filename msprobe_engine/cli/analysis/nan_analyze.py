@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     for problem in result.problems:
         print(printable(f"warning: {problem}"), file=sys.stderr)
     if result.findings:
-        directory = args.output_path or results_directory(args.run_path or "", "nan_analyze", "./output")
+        directory = args.output_path or results_directory(args.run_path or args.input_path, "nan_analyze", "./output")
         path = args.answer_file = write_json(result.findings, Path(directory))
         print(printable(f"Details: {path.resolve()}"))
     if result.findings:
