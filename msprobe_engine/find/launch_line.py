@@ -18,6 +18,12 @@ UNKNOWN = "LAUNCH LINE"
 GOLDEN = "LAUNCH LINE OF GOLDEN"
 
 
+def again_alone(options: str) -> list[str]:
+    """The training once more with these options, and its diagnosis. The place is named: ``latest`` moves with every launch."""
+    place, _ = new_places()
+    return [f"msprobe run {options} --output-dir {place} -- {UNKNOWN}", f"msprobe diagnose {place}"]
+
+
 def again_both(options: str) -> list[str]:
     """Both trainings once more with these options, and the comparison. The golden one comes first: the end of the second names it."""
     target_place, golden_place = new_places()

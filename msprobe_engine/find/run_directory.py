@@ -196,6 +196,4 @@ def _next(seen: _Seen, dumped: Collection[int]) -> list[str]:
     first = seen.found.first_suspect
     if first is None or (seen.what == detect.MONITOR and first.step in dumped):
         return []
-    if seen.what == detect.INCIDENT and seen.found.finding != findings.DESYNC:  # ranks that have parted hold no NaN
-        return [f"msprobe nan_analyze -i {shlex.quote(str(seen.run))}"]
     return list(seen.found.next)

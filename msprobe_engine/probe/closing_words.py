@@ -24,11 +24,12 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.words import size
-from msprobe_engine.formats.dump.find_dumps import IN_RUN
+from msprobe_engine.formats.dump.find_dumps import IN_RUN, INCIDENTS
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import from_alert
 from msprobe_engine.formats.pack import entries
 from msprobe_engine.formats.pack.kind import NAME
+from msprobe_engine.probe.sinks.run_files import ALERTS
 
 _LEAST = 5
 """Steps of each kind that a comparison of their times needs."""
@@ -154,7 +155,11 @@ class ClosingWords:
         operators were kept; and this run against the one before it of the same program, where there is one."""
         earlier = find_run_before(self._settings)
         root = shlex.quote(root)
-        commands = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"] if earlier else []
+        commands: list[str] = []
+        if earlier and not self._began and not incident and _has_alerts(earlier):  # the run in question comes first
+            commands = [f"msprobe diagnose {shlex.quote(earlier)} {root}  # where the run before it, which has alerts, differs from it"]
+        elif earlier:
+            commands = [f"msprobe diagnose {root} {shlex.quote(earlier)}  # where this run differs from the one before it"]
         if self._began or incident:
             unknown = not self._settings.incident.level and any(alert.rule in _NONFINITE for alert in self._began)
             return [f"msprobe diagnose {root}", *(_again("--preset nan") if unknown else []), *commands]
@@ -234,6 +239,13 @@ def find_run_before(settings: ProbeSettings) -> str:
             path = os.path.relpath(run)
             return run if path.startswith(("..", "-")) else path
     return ""
+
+
+def _has_alerts(run: str) -> bool:
+    """Has another run begun an incident, or written an alert?"""
+    with contextlib.suppress(OSError):
+        return bool(_names_in(f"{run}/{INCIDENTS}")) or any(file.stat().st_size for file in Path(run, "monitor").glob(f"*/{ALERTS}"))
+    return False
 
 
 def _program_in(pack: Path) -> str:

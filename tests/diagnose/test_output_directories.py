@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import zipfile
 from pathlib import Path
 from typing import Any
@@ -82,18 +81,16 @@ def test_a_dump_beside_a_monitor_is_compared(tmp_path: Path, rank_dump: Any) -> 
 
 
 def test_an_incident_names_the_record(tmp_path: Path, rank_dump: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    """A monitored run with an incident: the record and source line that nan_analyze gives, no key of the monitor; what to run next
-    names paths that exist, `monitor analyze` too."""
+    """A monitored run with an incident: the record and source line that nan_analyze gives, no key of the monitor; no further
+    command would say more, and `monitor analyze` names the incident."""
     _monitor(tmp_path / "run", step=3)
-    place = _incident(rank_dump, tmp_path / "run", 3)
+    _incident(rank_dump, tmp_path / "run", 3)
     found = diagnose(tmp_path / "run")
     first = found.first_suspect
     assert first is not None
     assert (found.finding, first.record, first.source, first.module) == ("nonfinite", BORN, LINE, "")
     assert f"monitor output run: First seen NaN or Inf: step 3, rank 0, actv/{BORN}" in found.evidence
-    paths = [Path(word) for command in found.next for word in shlex.split(command) if "/" in word]
-    assert place in paths
-    assert all(path.exists() for path in paths if path.parts[0] != "again")  # what the next run would write
+    assert found.next == []
     assert main(["monitor", "analyze", str(tmp_path / "run")]) == 1
     assert "nan_analyze -i DUMP" not in capsys.readouterr().out
 

@@ -218,7 +218,7 @@ def test_missing_and_late_ranks_are_named(tmp_path: Path, frame: Any, alert: Any
     assert incident["capture"]["first_step"] == 7
     text = (tmp_path / "summary.md").read_text()
     assert "ranks 1: wrote nothing" in text
-    assert "msprobe nan_analyze -i" in text
+    assert "msprobe diagnose " in text
 
 
 def test_merge_is_idempotent(tmp_path: Path, frame: Any, alert: Any) -> None:
@@ -277,4 +277,4 @@ def test_a_mask_is_not_where_it_began(tmp_path: Path) -> None:
     assert (first["step"], first["name"]) == (5, "Torch.log.0.forward.output.0")
     text = (tmp_path / "summary.md").read_text()
     assert "- complete: 1 of 2 ranks (rank 1)" in text
-    assert f"msprobe nan_analyze -i {tmp_path}\n" in text
+    assert f"msprobe diagnose {tmp_path}\n" in text

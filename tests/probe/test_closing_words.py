@@ -177,6 +177,22 @@ def test_the_run_before_it_is_offered_for_a_comparison(
     assert [line[14:].partition("  #")[0] for line in block] == commands
 
 
+@pytest.mark.parametrize("alerts", [{}, {"incidents/step2-nan_inf": ""}, {"monitor/rank0": '{"rule": "nan_inf"}'}])
+@pytest.mark.parametrize("bad", [False, True])
+def test_of_two_runs_the_one_with_alerts_is_the_target(alerts: dict[str, str], bad: bool, tmp_path: Path) -> None:
+    """A run without alerts stands behind the one before it, which has some; where both have, this one is in question."""
+    for place in ("now/monitor", "before/monitor/rank0", *(f"before/{place}" for place in alerts)):
+        (tmp_path / place).mkdir(parents=True, exist_ok=True)
+    for place, text in alerts.items():
+        (tmp_path / "before" / place / "alerts.jsonl").write_text(text)
+    for run in ("now", "before"):
+        pack(tmp_path / run / "config_check_pack.zip")
+    closing = words(tmp_path / "now", monitor=True)
+    closing.on_frame(frame(2), [alert("loss_spike", 2)] if bad else [])
+    pair = ("before", "now") if alerts and not bad else ("now", "before")
+    assert f"msprobe diagnose {tmp_path}/{pair[0]} {tmp_path}/{pair[1]}  #" in closing.text([], {})
+
+
 def test_a_dump_of_other_steps_is_no_partner(tmp_path: Path) -> None:
     """Step 37 is not compared with step 0."""
     for place in ("now/dump/step37", "before/dump/step0", "older/dump/step37"):

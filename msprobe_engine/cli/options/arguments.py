@@ -9,6 +9,8 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
+from msprobe_engine.cli.options.outputs import is_run
+
 _LATEST, _LAST_LAUNCH = "latest", "msprobe_output/latest"
 _OUTPUTS = ("--output", "--output-path", "--output_path", "--output-dir", "--output_dir")
 
@@ -68,14 +70,25 @@ class Parser(argparse.ArgumentParser):
 
 def replace_latest(args: argparse.Namespace) -> None:
     """The word ``latest`` among the paths that were given stands for the last launch of `msprobe run` below this directory, unless there
-    is a file of that name."""
-    if os.path.lexists(_LATEST) or not os.path.isdir(_LAST_LAUNCH):
-        return
+    is a file of that name. The link ``latest`` is replaced by the launch that it leads to: what a command prints is still true after the
+    next launch."""
     for name, value in vars(args).items():
-        if isinstance(value, (str, Path)) and str(value) == _LATEST:
-            setattr(args, name, type(value)(_LAST_LAUNCH))
-        elif isinstance(value, list):
-            setattr(args, name, [type(one)(_LAST_LAUNCH) if isinstance(one, (str, Path)) and str(one) == _LATEST else one for one in value])
+        if isinstance(value, list):
+            setattr(args, name, [_name_launch(one) for one in value])
+        else:
+            setattr(args, name, _name_launch(value))
+
+
+def _name_launch(value: Any) -> Any:
+    """A path through ``latest`` with the name of the launch; anything else as it is."""
+    if not isinstance(value, (str, Path)) or _LATEST not in (parts := Path(value).parts):
+        return value
+    if str(value) == _LATEST and not os.path.lexists(_LATEST):
+        parts = Path(_LAST_LAUNCH).parts
+    link = Path(*parts[: parts.index(_LATEST) + 1])
+    launch = link.parent / os.readlink(link) if link.is_symlink() else link
+    known = launch.parent == link.parent and is_run(launch)
+    return type(value)(launch.joinpath(*parts[len(link.parts) :])) if known else value
 
 
 def _hyphens(option: str) -> str:

@@ -16,7 +16,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
-from msprobe_engine.find.launch_line import UNKNOWN, again_both
+from msprobe_engine.find.launch_line import again_alone, again_both
 from msprobe_engine.find.monitor.between_steps import changed_between
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run, world_size
@@ -209,7 +209,7 @@ def _again(step: int, ranks: Sequence[int], finding: str, golden: bool = False) 
     options = f"--preset dump --set 'dump.step=[{step}]' --set 'dump.rank=[{','.join(map(str, ranks))}]'"
     if golden:
         return again_both(options)
-    return [f"msprobe run {options} -- {UNKNOWN}", "msprobe diagnose msprobe_output/latest"]
+    return again_alone(options)
 
 
 def _spread(odd: Odd) -> float:

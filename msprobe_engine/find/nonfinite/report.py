@@ -15,7 +15,7 @@ from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.source_line import place_in_source, source_of
-from msprobe_engine.find.launch_line import UNKNOWN
+from msprobe_engine.find.launch_line import again_alone
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
 from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
@@ -46,7 +46,7 @@ CAUSES: Mapping[str, str] = {
 
 def again_with_operators() -> list[str]:
     """Commands that name the operator of a NaN, where none was recorded."""
-    return [f"msprobe run --preset nan -- {UNKNOWN}", "msprobe diagnose msprobe_output/latest"]
+    return again_alone("--preset nan")
 
 
 def where(trace: Trace, call: Call) -> tuple[str, str]:

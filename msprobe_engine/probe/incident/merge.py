@@ -231,7 +231,7 @@ def summary(incident: Mapping[str, Any], where: str) -> str:
             lines.append(f"- ranks {in_short(incident[key])}: {text}")
     if incident["lost"]:
         lines.append("- lost while recording: " + ", ".join(f"{reason} {count}" for reason, count in incident["lost"].items()))
-    lines += ["", "## What to run next", "", "```", f"msprobe nan_analyze -i {where}", "```", ""]
+    lines += ["", "## What to run next", "", "```", f"msprobe diagnose {where}", "```", ""]
     return "\n".join(lines)
 
 
