@@ -1,7 +1,7 @@
 """From observations to frames: collects a step, resolves its rows once, runs the rules, and passes the frame on.
 
-Alerts on the console: the first lines in full, then counts. A NaN that spreads makes a thousand alerts in a step, and keeps
-making them in every step that follows.
+Alerts on the console: one line for a cause. A NaN that spreads makes a thousand alerts in a step, and keeps making them in every step that
+follows.
 """
 
 from __future__ import annotations
@@ -290,61 +290,56 @@ def _mean(rows: _rows.Rows, row: int) -> float:
 
 _log = get_logger()
 
-LINES_PER_STEP = 3
-_LIKE_THESE = ("line like these", "lines like these")
 REPEAT_EVERY = 100
 QUIET = 20
 """Steps, twice the interval of preset watch."""
-_STAYING = frozenset(("nan_inf", "loss_not_finite"))
+_NOT_FINITE = frozenset(("nan_inf", "loss_not_finite"))
+"""A NaN sets off both: one cause."""
 
 
 class Announcer:
     """Says what the rules found.
 
-    The first step with alerts of a rule shows `LINES_PER_STEP` lines; the step after it one line, and then one line for every
-    `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew; of numbers that are not finite, which stay so and are
-    looked at every few steps, `QUIET` steps without do. Files and metrics hold every alert.
+    The first step with alerts of a rule shows one line: the first of them in the order of execution, and how many more there are. Then
+    there is one line for every `REPEAT_EVERY` further steps. A step without alerts of the rule starts it anew; of numbers that are not
+    finite, which stay so and are looked at every few steps, `QUIET` steps without do. Files and metrics hold every alert.
     """
 
     def __init__(self) -> None:
         self._running: dict[str, int] = {}
-        self._quiet: dict[str, int] = {}  # rule -> steps since its last alert
+        self._quiet: dict[str, int] = {}  # cause -> steps since its last alert
 
     def will_say(self, alerts: Sequence[Alert]) -> bool:
         """Would `report_alerts` show a line of these?"""
-        return any(_is_shown(self._running.get(rule, 0) + 1) for rule in {alert.rule for alert in alerts})
+        return any(_is_shown(self._running.get(cause, 0) + 1, of_cause) for cause, of_cause in _by_cause(alerts).items())
 
     def report_alerts(self, alerts: Sequence[Alert]) -> None:
-        by_rule: dict[str, list[Alert]] = {}
-        for alert in alerts:
-            by_rule.setdefault(alert.rule, []).append(alert)
-        self._quiet = {rule: 0 if rule in by_rule else self._quiet.get(rule, 0) + 1 for rule in {*self._running, *by_rule}}
-        self._running = {rule: count for rule, count in self._running.items() if self._quiet[rule] <= (QUIET if rule in _STAYING else 0)}
-        for rule, of_rule in by_rule.items():
-            steps = self._running[rule] = self._running.get(rule, 0) + 1
-            level = logging.ERROR if any(a.severity == "critical" for a in of_rule) else logging.WARNING
-            if steps == 1:
-                for alert in of_rule[:LINES_PER_STEP]:
-                    _log.log(level, "ALERT %s", alert.message)
-                if len(of_rule) > LINES_PER_STEP:
-                    more = len(of_rule) - LINES_PER_STEP
-                    _log.log(level, "ALERT %s: and %d more %s in step %d", rule, more, _LIKE_THESE[more > 1], of_rule[0].step)
-            elif all(alert.extra.get("over") for alert in of_rule):
-                if _is_shown(steps):
-                    _log.log(level, "ALERT %s", of_rule[0].message)
-            elif _is_shown(steps):
-                first = of_rule[0]
-                _log.log(
-                    level,
-                    "ALERT %s goes on, %d in step %d (every %d steps): %s",
-                    rule,
-                    len(of_rule),
-                    first.step,
-                    REPEAT_EVERY,
-                    first.message,
-                )
+        causes = _by_cause(alerts)
+        self._quiet = {cause: 0 if cause in causes else self._quiet.get(cause, 0) + 1 for cause in {*self._running, *causes}}
+        self._running = {cause: count for cause, count in self._running.items() if self._quiet[cause] <= (0 if cause else QUIET)}
+        for cause, of_cause in causes.items():
+            steps = self._running[cause] = self._running.get(cause, 0) + 1
+            if not _is_shown(steps, of_cause):
+                continue
+            first = min(of_cause, key=lambda alert: (alert.order < 0, alert.order))
+            level = logging.ERROR if any(alert.severity == "critical" for alert in of_cause) else logging.WARNING
+            again = "" if steps == 1 or _is_over(of_cause) else f"{first.rule} goes on (every {REPEAT_EVERY} steps): "
+            more = f" (and {len(of_cause) - 1} more in step {first.step})" if len(of_cause) > 1 else ""
+            _log.log(level, "ALERT %s%s%s", again, first.message, more)
 
 
-def _is_shown(steps: int) -> bool:
-    """Has this step with alerts of a rule, counted from 1, a line?"""
-    return steps == 1 or (steps - 2) % REPEAT_EVERY == 0
+def _by_cause(alerts: Sequence[Alert]) -> dict[str, list[Alert]]:
+    """By rule; "" are those of numbers that are not finite."""
+    causes: dict[str, list[Alert]] = {}
+    for alert in alerts:
+        causes.setdefault("" if alert.rule in _NOT_FINITE else alert.rule, []).append(alert)
+    return causes
+
+
+def _is_over(alerts: Sequence[Alert]) -> bool:
+    return all(alert.extra.get("over") for alert in alerts)
+
+
+def _is_shown(steps: int, alerts: Sequence[Alert]) -> bool:
+    """Has this step with alerts of a cause, counted from 1, a line?"""
+    return (steps - 1) % REPEAT_EVERY == 0 or _is_over(alerts)

@@ -1,5 +1,7 @@
 """Alerts on the console."""
 
+import dataclasses
+
 import pytest
 
 from msprobe_engine.core.alerts import Alert
@@ -10,15 +12,17 @@ def alerts(step: int, n: int, rule: str = "nan_inf") -> list[Alert]:
     return [Alert(rule, "critical", "activation", f"a{i}", step, 0, 1.0, "finite", f"nan_inf: a{i} step {step}") for i in range(n)]
 
 
-def test_a_flood_is_a_few_lines(capsys: pytest.CaptureFixture[str]) -> None:
-    """A thousand alerts in each of three hundred steps: three lines and how many more in the first, one in the next, then one for every
-    hundred steps."""
+def test_a_flood_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    """A NaN with a thousand alerts of two rules in each of three hundred steps: one line with the first in the order of execution, then
+    one for every hundred steps."""
     announcer = Announcer()
     for step in range(300):
-        announcer.report_alerts(alerts(step, 1000))
+        born = dataclasses.replace(alerts(step, 1)[0], order=7, message=f"nan_inf: born step {step}")
+        announcer.report_alerts([*alerts(step, 1, "loss_not_finite"), *alerts(step, 998), born])
     lines = [line.partition("ALERT ")[2] for line in capsys.readouterr().err.splitlines()]
-    assert lines[:4] == [*(f"nan_inf: a{i} step 0" for i in range(3)), "nan_inf: and 997 more lines like these in step 0"]
-    assert [line.partition(" (")[0] for line in lines[4:]] == [f"nan_inf goes on, 1000 in step {step}" for step in (1, 101, 201)]
+    assert lines[0] == "nan_inf: born step 0 (and 999 more in step 0)"
+    again = "nan_inf goes on (every 100 steps): nan_inf: born step"
+    assert lines[1:] == [f"{again} {step} (and 999 more in step {step})" for step in (100, 200)]
 
 
 @pytest.mark.parametrize(("rule", "pause", "anew"), [("loss_spike", 1, True), ("nan_inf", 10, False), ("nan_inf", 21, True)])

@@ -277,7 +277,7 @@ class IncidentManager:
         directory = self.directory / event.id
 
         if event.rank == self.rank:
-            _log.error("INCIDENT %s: %s; writing %d steps to %s", event.id, event.message, len(frames), directory)
+            _log.error("INCIDENT %s: writing %d steps to %s", event.id, len(frames), directory)
         write = partial(
             write_incident,
             directory,
