@@ -144,7 +144,7 @@ def test_damaged_and_hostile_files(two: tuple[Path, Path], tmp_path: Path, capsy
 
 
 def test_bad_arguments(two: tuple[Path, Path], tmp_path: Path) -> None:
-    """Directories that SingleSave never wrote, bad numbers and formats, and an unwritable place are named."""
+    """Directories that SingleSave never wrote, bad numbers and formats, and an unwritable place are named, before a directory is made."""
     with pytest.raises(DumpFormatError, match="no such directory"):
         SingleComparator.compare(two[0], tmp_path / "nothing", file_format="csv")
     with pytest.raises(UsageError, match="num_processes is 0"):
@@ -153,7 +153,8 @@ def test_bad_arguments(two: tuple[Path, Path], tmp_path: Path) -> None:
         SingleComparator.compare(*two, file_format="xls")
     for wrong in ({"rtol": -1}, {"atol": True}, {"align": "left"}, {"masks": {"d": 1}}, {"masks": {"d": "nothing"}}):
         with pytest.raises(UsageError, match=next(iter(wrong))):
-            SingleComparator.compare(*two, file_format="csv", **wrong)  # type: ignore[arg-type]
+            SingleComparator.compare(*two, tmp_path / "out", file_format="csv", **wrong)  # type: ignore[arg-type]
+    assert not (tmp_path / "out").exists()
     (tmp_path / "file").write_text("x")
     with pytest.raises(SinkError, match="file"):
         SingleComparator.compare(*two, output_path=tmp_path / "file" / "out", file_format="csv")

@@ -91,6 +91,8 @@ class SingleComparator:
         rule = Rule(rtol, atol, masks or {}, align)
         rule.check()
         first_keys, second_keys = _keys(dir1), _keys(dir2)
+        for mask in set(rule.masks.values()) - (first_keys.keys() & second_keys.keys()):
+            raise UsageError(f"SingleComparator: masks names the key {mask!r}, which is not in both directories")
         with guard_writing(output_path):
             make_directories(os.fspath(output_path))
 
@@ -102,8 +104,6 @@ class SingleComparator:
             write_sheet(path, HEADER, rows)
             return path, rows
 
-        for mask in set(rule.masks.values()) - (first_keys.keys() & second_keys.keys()):
-            raise UsageError(f"SingleComparator: masks names the key {mask!r}, which is not in both directories")
         # threads: the time goes into numpy and reading files, which let other threads run
         with ThreadPoolExecutor(min(num_processes, 64)) as pool:
             made = list(pool.map(compare_key, sorted(first_keys.keys() | second_keys.keys())))
