@@ -24,7 +24,6 @@ from msprobe_integrations.doctor.modes import attach_probe
 STAGES = (1, 2, 3)
 KINDS = ("fp32", "bf16")  # the CPU has the first
 _STEPS = 3
-_BACKENDS = {"cuda": "nccl", "npu": "hccl", "xpu": "ccl"}
 
 
 def run(device: Device) -> Iterator[Line]:
@@ -43,7 +42,7 @@ def run(device: Device) -> Iterator[Line]:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port, "RANK": "0", "WORLD_SIZE": "1", "LOCAL_RANK": "0"}
-    deepspeed.init_distributed(_BACKENDS.get(device.type, "gloo"), auto_mpi_discovery=False, verbose=False)
+    deepspeed.init_distributed(auto_mpi_discovery=False, verbose=False)  # over what its accelerator communicates by
     try:
         for stage in STAGES:
             for kind in KINDS if device.full else KINDS[:1]:
