@@ -80,9 +80,8 @@ def look_at_all(target: Run, golden: Run | None, look: Look) -> Diagnosis:
                 not_looked_at.append(f"{kind} of the golden run, which has none: this one's was looked at alone")
         elif golden_part is not None:
             not_looked_at.append(f"{kind} of the golden run (this one has none)")
-    known = {run.path.name for run in golden.incidents} if golden else set()
-    fresh = [run for run in target.incidents if run.path.name not in known]
-    not_looked_at += [f"{run.path.name} (the golden run has it too)" for run in target.incidents if run.path.name in known]
+    fresh = _own_incidents(target, golden)
+    not_looked_at += [f"{run.path.name} (the golden run has it too)" for run in target.incidents if run not in fresh]
     for incident in fresh[:MOST_INCIDENTS]:
         look_at(detect.INCIDENT, incident, None)
     if len(fresh) > MOST_INCIDENTS:
@@ -95,6 +94,24 @@ def look_at_all(target: Run, golden: Run | None, look: Look) -> Diagnosis:
     if golden is not None and not any(look_at.compared for look_at in seen):
         _say_nothing_compared(diagnosis, target, golden)
     return diagnosis
+
+
+def _own_incidents(target: Run, golden: Run | None) -> list[Run]:
+    """Those that the golden run has not."""
+    known = {run.path.name for run in golden.incidents} if golden else set()
+    return [run for run in target.incidents if run.path.name not in known]
+
+
+def incidents_left_out(target: str | Path, golden: str | Path | None) -> list[str]:
+    """What a command that looks at dumps alone has to say of a run with incidents: alerts have set them off, in any of its steps. Of a run
+    without a dump that of its only incident is looked at."""
+    run = Run(Path(target))
+    if run.dump is None:
+        return []
+    names = [incident.path.name for incident in _own_incidents(run, None if golden is None else Run(Path(golden)))]
+    shown = ", ".join(names[:MOST_INCIDENTS]) + (", ..." if len(names) > MOST_INCIDENTS else "")
+    said = [Sentence("{0} has incidents, which only msprobe diagnose looks at: {1}", target, shown)] if names else []
+    return [*said, *map(str, run.unread)]
 
 
 def _say_nothing_compared(diagnosis: Diagnosis, target: Run, golden: Run) -> None:

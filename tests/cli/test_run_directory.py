@@ -105,3 +105,32 @@ def test_launches_in_a_directory_are_named(tmp_path: Path, capsys: pytest.Captur
     (tmp_path / "latest").symlink_to("20260101-100000-aaaa")
     assert main(["diagnose", str(tmp_path)]) == 2
     assert f"give one of them: {tmp_path / 'latest'}, " in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["compare", "graph", "graph one"])
+def test_incidents_are_not_passed_over(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A command that looks at the dumps alone names the incident that the run in question has, and does not end with 0."""
+    for run in ("run", "golden"):
+        write_step(tmp_path / run / "dump" / "step0", 1.0)
+    for run, step in (("run", 2), ("run", 5), ("golden", 5)):
+        write_step(tmp_path / run / "incidents" / f"step{step}-nan_inf" / f"step{step}", float("nan"))
+    monkeypatch.chdir(tmp_path)
+    words = ["graph", "run", "-o", "out"] if name == "graph one" else COMMANDS[name]
+    code = main([word.format(run="run", golden="golden") for word in words])
+    said = "".join(capsys.readouterr())
+    assert code == 3
+    assert "step2-nan_inf" in said
+    assert ("step5-nan_inf" in said) is (name == "graph one")
+
+
+def test_a_nan_in_a_step_of_the_target_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`compare` has nothing to hold it against, and ends as `diagnose`; of chosen steps it is no answer."""
+    for run, steps in (("run", (0, 1)), ("golden", (0,))):
+        for step in steps:
+            write_step(tmp_path / run / "dump" / f"step{step}", float("nan") if step else 1.0)
+    monkeypatch.chdir(tmp_path)
+    for words, expected in ((["diagnose"], 1), (["compare"], 1), (["compare", "--step", "0"], 0)):
+        assert main([*words, "run", "golden", "-o", "out"]) == expected
+        assert ("First NaN" in capsys.readouterr().out) is bool(expected)

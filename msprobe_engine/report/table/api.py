@@ -24,6 +24,7 @@ from msprobe_engine.find.detect import Run
 from msprobe_engine.find.difference.noise.calibration import Floats, movements
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.run_directory import incidents_left_out
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.read_table import read_side
@@ -75,6 +76,8 @@ def compare_dumps(
         from msprobe_engine.report.table.layout_tables import as_wholes
 
         as_wholes(sources)
+    if not (options.compat or options.steps or options.ranks):
+        sources.lost += incidents_left_out(target, golden)
     if suffix:
         sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
     directory = output_directory(output)
@@ -231,6 +234,7 @@ def _diagnose(comparison: Comparison, sources: Sources, results: Mapping[str, Re
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_find_walks, sources.tasks, results)
         comparison.diagnosis = compare_steps(steps, sides, f"{comparison.target} and {comparison.golden}", moved, begun)
+        comparison.diagnosis.unseen |= bool(set(runs[0].need_dump().steps).difference(steps)) and all_of_it
         add_nonfinite_of_one_side(comparison.diagnosis, *runs, tables, options.steps, options.ranks)
         if all_of_it:
             add_later_nonfinite(comparison.diagnosis, *runs, tables, finite)
