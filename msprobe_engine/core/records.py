@@ -157,6 +157,8 @@ class Frame:
         facts: numbers for rules alone, by the names in `FACTS`; no file has them.
         doubtful: parameters that the run begins with to what is doubtful about them, in words; in the frame of its first step only.
         elsewhere: other ranks write its samples (``sinks.rank``), so it has none.
+        updated: how many of the entries were there when the update was done: the forward calls behind them may be of the next step; -1:
+            not known.
     """
 
     step: int
@@ -175,6 +177,7 @@ class Frame:
     facts: Mapping[str, float] = field(default_factory=dict)
     doubtful: Mapping[str, str] = field(default_factory=dict)
     elsewhere: bool = False
+    updated: int = -1
 
     @property
     def skipped(self) -> bool:

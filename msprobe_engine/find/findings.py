@@ -80,6 +80,7 @@ class Suspect:
         ranks: where it is on one of several and nobody can tell on which: all of them.
         on_ranks: where several ranks have the same: all of them as ranges (``0-255``), `rank` among them; the sentence and the numbers
             are those of `rank`.
+        after_update: a forward call that was made when the update of the step was done.
     """
 
     record: str
@@ -99,6 +100,7 @@ class Suspect:
     stack: list[str] = field(default_factory=list)
     ranks: list[int] = field(default_factory=list)
     on_ranks: list[str] = field(default_factory=list)
+    after_update: bool = False
 
     def reason(self) -> str:
         """`why`, and of which rank where several have the same."""
@@ -316,6 +318,11 @@ def beside_warnings(said: str, count: int, *, searched: bool = False) -> Sentenc
 
 def _place(one: Suspect, looked_at: object = None) -> Sentence:
     """Where a suspect is; `looked_at`: how many ranks were."""
+    place = _place_in_step(one, looked_at)
+    return Sentence("{0}, after the update", place) if one.after_update else place
+
+
+def _place_in_step(one: Suspect, looked_at: object) -> Sentence:
     module, record = one_line(one.module), one_line(one.record)
     if one.on_ranks and numbers_in(one.on_ranks) == looked_at:
         if module:

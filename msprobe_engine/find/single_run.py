@@ -119,4 +119,5 @@ def _suspect(item: Mapping[str, Any]) -> Suspect:
         tensor=f"{item['op_name']}.{tensors[0]['place']}" if tensors else "",
         numbers={"target": tensors[0]} if tensors else {},
         stack=list(item["stack_info"]),
+        after_update=bool(item.get("after_update")),
     )

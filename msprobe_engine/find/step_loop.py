@@ -30,6 +30,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.fold_suspects import fold, stages_of
 from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON
+from msprobe_engine.find.nonfinite.report import say_after_update
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.replicas.shared_columns import own_columns
 from msprobe_engine.measure import distances, dump_dialects, factorize
@@ -167,8 +168,18 @@ class StepLoop:
             _report_origins(self.found, step, walked)
             _since(self.found, self._called)
             self.found.suspects = fold(self.found.places, self._stages)
+            self._note_after_update(walked)
             if not self._lead_with_facts():
                 note_update(self.found, previous, walked)
+
+    def _note_after_update(self, walked: Divergence) -> None:
+        """Work between an update and the next forward pass stands in the step of the update, and may be of the next one."""
+        for suspect in self.found.suspects:
+            walker = walked.walkers.get(suspect.rank)
+            suspect.after_update = walker is not None and walker.side.is_after_update(suspect.record)
+        first = self.found.suspects[0]
+        if first.after_update:
+            self.found.evidence.append(Sentence("{0}: {1}.", first.record, say_after_update(first.step)))
 
     def _lead_with_facts(self) -> bool:
         """The earliest difference comes first: what records say beside numbers in a step before the one in which the numbers part."""

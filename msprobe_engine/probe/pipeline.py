@@ -69,6 +69,7 @@ class Pipeline:
         self.samples: list[Sample] = []
         self.level = ""
         self.lost: dict[str, int] = {}
+        self._updated = -1
         self._edits: list[RowsEdit] = []
         self._scalars: dict[str, TensorRef | float] = {}
         self._waiting: list[PendingStep] = []
@@ -146,6 +147,10 @@ class Pipeline:
         self.entries, self.samples, self._scalars, self._edits, self.lost, self.level = new
         return old
 
+    def mark_update(self) -> None:
+        """The update of this step is done: forward calls from now on may be of the next step."""
+        self._updated = len(self.entries)
+
     @property
     def empty(self) -> bool:
         """True when nothing was observed since the last step boundary."""
@@ -162,6 +167,7 @@ class Pipeline:
         entries, self.entries = self.entries, []
         samples, self.samples = self.samples, []
         lost, self.lost = self.lost, {}
+        updated, self._updated = self._updated, -1
         untrained, self.untrained = self.untrained, {}
         doubtful, self.doubtful = self.doubtful, {}
         edits, self._edits = self._edits, []
@@ -198,6 +204,7 @@ class Pipeline:
                 untrained=untrained,
                 facts={name: numbers.pop(name) for name in FACTS & numbers.keys()},
                 doubtful=doubtful,
+                updated=updated,
             )
             return redaction.hide_frame(frame)
 

@@ -44,6 +44,12 @@ CAUSES: Mapping[str, str] = {
 }
 
 
+def say_after_update(step: int) -> Sentence:
+    """Of a forward call that a loop makes when the update of the step is done."""
+    template = "it was made after the update of step {0} and before the next forward pass: it may belong to step {1}"
+    return Sentence(template, step, step + 1)
+
+
 def again_with_operators() -> list[str]:
     """Commands that name the operator of a NaN, where none was recorded."""
     return again_alone("--preset nan")
@@ -79,6 +85,7 @@ def build_finding(verdict: Verdict, number: int) -> dict[str, Any]:
     stacks = trace.dump.stacks
     stack = stacks.get(nearest.name) or stacks.get(forward_twin(nearest.name)) or []
     record = {} if call.kind == "sample" else read_record(trace.dump.path, call.name)
+    after_update = trace.dump.is_after_update(call.name)
     keys = ("input_args", "input_kwargs", "output") if call.direction == "forward" else ("input", "output")
     before = [c for c in trace.calls[: int(max(0, origin.position))] if not (c.in_flags | c.out_flags | c.parameter_flags) & NONFINITE]
     return {
@@ -97,7 +104,8 @@ def build_finding(verdict: Verdict, number: int) -> dict[str, Any]:
         "direction": call.direction,
         "source_line": source_of(stack) or None,
         "tensors": [fact.describe() for fact in origin.facts],
-        "notes": [*origin.notes, *_finite_elsewhere(verdict, origin)],
+        "notes": [*origin.notes, *_finite_elsewhere(verdict, origin), *([say_after_update(trace.step)] if after_update else [])],
+        "after_update": after_update,
         "clean_calls_before": [c.name for c in before[-5:]],
         "spread": [{"rank": rank, "op_name": c.name} for rank, c in verdict.spread[number]],
         "dump": trace.path,

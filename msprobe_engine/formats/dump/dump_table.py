@@ -21,7 +21,7 @@ import numpy.typing as npt
 
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.errors import DumpFormatError
-from msprobe_engine.core.names import node_parent, node_parents
+from msprobe_engine.core.names import direction, node_parent, node_parents
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.formats.dump import frame_log, layout
 from msprobe_engine.formats.dump.rank_files import (
@@ -131,6 +131,13 @@ class DumpTable:
         if any(md5 and row not in self.values for row, md5 in enumerate(self.md5)):  # of a group it is our own text
             return MD5
         return DIGEST if any("digest" in fact for fact in self.extra.values()) else STATISTICS
+
+    def is_after_update(self, record: str) -> bool:
+        """Was this forward call made when the update of the step was done? It may belong to the next step."""
+        first = self.header.get(layout.AFTER_UPDATE)
+        if direction(record) != "forward" or first not in self.ops or record not in self.ops:
+            return False
+        return self.ops.index(record) >= self.ops.index(first)
 
     def with_own_columns(self) -> DumpTable:
         """A copy whose rows can be replaced."""

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame, Sample
+from msprobe_engine.core.names import direction
+from msprobe_engine.core.records import Entry, Frame, Sample
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.layout import Layout
@@ -54,6 +55,8 @@ def alert_at(
                 facts[key] = source.extra[key]
         shown = f"{name} ({source.family}{', ' + source.phase if source.phase else ''})"
     where = f"rank {frame.rank} step {frame.step}" + (f" micro step {source.micro_step}" if source.micro_step >= 0 else "")
+    if isinstance(source, Entry) and direction(source.name) == "forward" and 0 <= frame.updated <= layout.order[i]:
+        where += " after its update"
     return Alert(
         rule=rule.name,
         severity=severity or rule.severity,

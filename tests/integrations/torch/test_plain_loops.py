@@ -16,6 +16,7 @@ from harness.restored import snapshot
 from torch import nn
 
 from msprobe_engine.core import log
+from msprobe_engine.find.run import diagnose
 
 pytestmark = pytest.mark.framework
 ALL = {(0, f"{part}.{kind}") for part in ("encoder", "decoder") for kind in ("weight", "bias")}
@@ -61,6 +62,27 @@ def test_steps_loss_and_evaluation() -> None:
         assert sum(s.family == "actv" and s.name.startswith("decoder") for s in frame.samples) == 2 * 2  # input and output, micro batches
     torch.set_rng_state(state)
     assert before.changed() == []
+
+
+@pytest.mark.parametrize("prepared", [False, True])
+def test_work_between_an_update_and_the_next_pass_says_where_it_stands(prepared: bool, caplog: pytest.LogCaptureFixture) -> None:
+    """A NaN of the next batch is born behind the update of the step before: the alert and the diagnosis say it, of one in the step not."""
+    with cases.launched(rules=["nan_inf"], dump={"level": "mix", "step": [0, 1, 2]}) as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+        for number in range(3):
+            bad = torch.full((8, 4), -1.0 if number == 2 else 1.0)
+            x = cases.batch(number) + bad.log() if prepared else cases.batch(number)
+            out = model(x)
+            loss = out.square().mean() + (0.0 if prepared else bad.log().sum())
+            loss.backward()
+            optimizer.step()
+    found = diagnose(launch.directory / "dump")
+    first = found.first_suspect
+    assert first is not None
+    assert (first.step, first.after_update, "after the update" in found.headline()) == (1 if prepared else 2, prepared, prepared)
+    assert any("it may belong to step 2" in line for line in found.evidence) is prepared
+    assert ("step 1 after its update" in caplog.text) is prepared
 
 
 @pytest.mark.parametrize("new_optimizer", [False, True])

@@ -11,6 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from msprobe_engine.core.names import direction
 from msprobe_engine.core.records import Entry, Frame
 from msprobe_engine.core.statistics.rows import WORDS, Rows
 from msprobe_engine.formats.dump import layout
@@ -95,6 +96,9 @@ class StepText:
             header["selection"] = self._selection
         if not frame.complete:
             header["complete"] = False
+        behind = frame.entries[frame.updated :] if frame.updated >= 0 else ()
+        if first := next((entry.name for entry in behind if direction(entry.name) == "forward" and "node_only" not in entry.tags), ""):
+            header[layout.AFTER_UPDATE] = first
         lost = {**self.lost, **frame.lost}
         if saved is not None:
             lost |= {reason: lost.get(reason, 0) + count for reason, count in saved.late.items()}

@@ -64,7 +64,8 @@ class ChosenRecords(SinkInFront):
             options = self._tensors.options
             named = {file for e in entries for _, file, _ in tensor_files(e, options.sections(e), options.suffix) if file is not None}
             self._tensors.keep_only(frame.step, named)
-        self._sink.write(replace(frame, entries=entries), alerts)
+        updated = sum(entry.name in wanted for entry in frame.entries[: frame.updated]) if frame.updated >= 0 else -1
+        self._sink.write(replace(frame, entries=entries, updated=updated), alerts)
 
     def discard(self, step: int) -> None:
         """Take away what there is of a step."""

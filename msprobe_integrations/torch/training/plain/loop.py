@@ -195,8 +195,7 @@ class PlainObserver(LoopObserver):
             for model in self.models:
                 self._sight.add_entry(model)
         self._rule.next()
-        self._loss = self._first_loss = None
-        self._losses = {}
+        self._loss, self._first_loss, self._losses = None, None, {}
         self._has_loss = False
         self.parts = 1
         self.step += self._in_vain
@@ -254,8 +253,7 @@ class PlainObserver(LoopObserver):
         if len(self._optimizers) > 1:
             known[UPDATED_BY] = float(sum(1 << i for i, optimizer in enumerate(self._optimizers) if not self._rule.first(id(optimizer))))
         loss = self._first_loss if self._in_vain else self._loss
-        self._loss = self._first_loss = None
-        self._losses = {}
+        self._loss, self._first_loss, self._losses = None, None, {}
         if loss is None or not self.parts:
             return known
         with _no_function():
@@ -325,6 +323,8 @@ class PlainObserver(LoopObserver):
             self.note({"skipped": skipped})
         if self._rule.over:
             self._sight.look_no_longer()
+            if self.probe is not None:
+                self.probe.pipeline.mark_update()
 
     def _waited_in_vain(self, waited_for: Collection[int]) -> None:
         """The step has seen a second round of passes and updates. Its numbers are those of the first, and the next step is numbered as if
