@@ -102,16 +102,15 @@ def _own_incidents(target: Run, golden: Run | None) -> list[Run]:
     return [run for run in target.incidents if run.path.name not in known]
 
 
-def incidents_left_out(target: str | Path, golden: str | Path | None) -> list[str]:
+def incidents_left_out(target: Run, golden: Run | None) -> list[str]:
     """What a command that looks at dumps alone has to say of a run with incidents: alerts have set them off, in any of its steps. Of a run
     without a dump that of its only incident is looked at."""
-    run = Run(Path(target))
-    if run.dump is None:
+    if target.dump is None:
         return []
-    names = [incident.path.name for incident in _own_incidents(run, None if golden is None else Run(Path(golden)))]
+    names = [incident.path.name for incident in _own_incidents(target, golden)]
     shown = ", ".join(names[:MOST_INCIDENTS]) + (", ..." if len(names) > MOST_INCIDENTS else "")
     said = [Sentence("{0} has incidents, which only msprobe diagnose looks at: {1}", target, shown)] if names else []
-    return [*said, *map(str, run.unread)]
+    return [*said, *map(str, target.unread)]
 
 
 def _say_nothing_compared(diagnosis: Diagnosis, target: Run, golden: Run) -> None:

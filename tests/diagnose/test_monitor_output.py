@@ -415,7 +415,7 @@ def test_what_to_do_next_is_said(what: str, tmp_path: Path) -> None:
     assert then.startswith("msprobe diagnose ")
     words = shlex.split(launch)
     if what in ("alert", "nan"):
-        assert words[:5] == ["msprobe", "run", "--preset", "nan", "--"]
+        assert words[:5] == ["msprobe", "run", "--preset", "nan", "--output-dir"]
         return
     changes = [words[i + 1] for i, word in enumerate(words) if word == "--set"]
     settings = load_settings({"monitor": {}}, changes=changes).dump

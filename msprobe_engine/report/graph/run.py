@@ -24,6 +24,7 @@ from msprobe_engine.core.errors import NothingCapturedError, SinkError
 from msprobe_engine.core.io.progress import bar
 from msprobe_engine.core.io.regular_files import FILE_MODE, NEW_FILE, open_regular
 from msprobe_engine.core.process.jobs import run_jobs
+from msprobe_engine.find.detect import Run
 from msprobe_engine.find.run_directory import incidents_left_out
 from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.report.graph import global_suspect, same_graphs
@@ -73,7 +74,8 @@ def run(
     if sources.merge:
         options = replace(options, merge="auto")
     directory = output_directory(output)
-    left_out = [] if options.steps or options.ranks else incidents_left_out(target, golden)
+    runs = Run(Path(target)), Run(Path(golden)) if golden else None
+    left_out = [] if options.steps or options.ranks else incidents_left_out(*runs)
     result = Result(str(target), str(golden or ""), notes=sources.notes, problems=[*sources.lost, *left_out])
     result.other_steps = next(((job.step, job.golden_step) for job in sources.jobs if job.golden and job.step != job.golden_step), None)
     tables = StepTables(scheduler=options.scheduler)

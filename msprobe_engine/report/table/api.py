@@ -77,7 +77,7 @@ def compare_dumps(
 
         as_wholes(sources)
     if not (options.compat or options.steps or options.ranks):
-        sources.lost += incidents_left_out(target, golden)
+        sources.lost += incidents_left_out(Run(Path(target), sources.dumps[0]), Run(Path(golden), sources.dumps[1]))
     if suffix:
         sources.tasks = [replace(task, stem=f"{task.stem}{_safe_suffix(suffix)}") for task in sources.tasks]
     directory = output_directory(output)
