@@ -39,6 +39,18 @@ class _Seen:
     compared: bool = False
     """With the same of the golden run."""
 
+    @property
+    def keeps_calls(self) -> bool:
+        """Is it an incident whose ring holds calls?"""
+        return self.what == detect.INCIDENT and bool(incident_samples.document(self.run.path).get("levels"))
+
+    @property
+    def recorded(self) -> set[int]:
+        """Steps whose calls are there. An incident of a monitor has only samples of its steps, and the calls of a later one."""
+        if self.what == detect.INCIDENT and not self.keeps_calls:
+            return set() if self.run.dump is None else set(self.run.dump.steps)
+        return set(self.found.steps) if self.what in (detect.INCIDENT, detect.DUMP) else set()
+
     def order(self) -> tuple[int, int]:
         """What names a record comes first, and of those the earliest step."""
         first = self.found.first_suspect
@@ -139,7 +151,7 @@ def _together(seen: list[_Seen], not_looked_at: list[str], errors: list[str]) ->
     for other in others:
         diagnosis.evidence += [_sentence(other), *other.found.remarks]
         other_first = other.found.first_suspect
-        if first is not None and first.step in other.found.steps and other_first is not None and other_first.step > first.step:
+        if first is not None and first.step in other.recorded and other_first is not None and other_first.step > first.step:
             template = (
                 "The records of step {0} are the same: the difference begins after the last of them, in the update or between two steps."
             )
@@ -158,10 +170,10 @@ def _together(seen: list[_Seen], not_looked_at: list[str], errors: list[str]) ->
         diagnosis.evidence.insert(0, _sentence(lead))
         diagnosis.nothing = "" if any(part.compared for part in seen) else Sentence("Nothing found in what lies here")
     diagnosis.looked_at = _looked_at(lead, others, not_looked_at)
-    dumped = {step for part in seen for step in part.found.steps}
+    dumped = {step for part in seen for step in part.recorded}
     commands = [command for part in (lead, *others) for command in _next(part, dumped)]
     again = again_with_operators()
-    if any(part.what == detect.INCIDENT and incident_samples.document(part.run.path).get("levels") for part in seen):
+    if any(part.keeps_calls for part in seen):
         commands = [command for command in commands if command not in again]  # the run kept operators, and would show no more
     elif diagnosis.operator_unknown:
         commands = [*again, *commands]

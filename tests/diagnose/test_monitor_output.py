@@ -396,6 +396,22 @@ def test_of_parameters_of_one_moment_the_one_that_is_furthest_off_is_named(famil
     assert (found.first_suspect.step, found.first_suspect.rank, found.first_suspect.module) == (1, 1, "layers.2.mlp")
 
 
+@pytest.mark.parametrize("interval", [1, 10])
+def test_copies_that_are_compared_seldom_differ_since_then(interval: int, tmp_path: Path) -> None:
+    """The step of the alert is that of the comparison: the steps since the one before it are in question, and the next run compares in
+    each; a dump of the alert's step would show what came of it."""
+    run = Monitor(tmp_path)
+    run.alerts = [alert("replica_mismatch", 20, 0, "layers.3.mlp.bias", extra={"next": "dump a step"})]
+    run.write()
+    for file in tmp_path.glob("monitor/*/run.json"):
+        file.write_text(json.dumps({**json.loads(file.read_text()), "monitor": {"replica_check": {"interval": interval}}}))
+    found = diagnose(tmp_path)
+    assert ("Copies of parameters were compared every 10 steps: these may differ since step 11." in found.evidence) is (interval == 10)
+    assert "What the rule says to do: dump a step" in found.evidence
+    assert ("--set monitor.replica_check.interval=1 " in found.next[-2]) is (interval == 10)
+    assert ("dump.step=[20]" in found.next[-2]) is (interval == 1)
+
+
 @pytest.mark.parametrize("what", ["alert", "nan", "replicas", "two runs"])
 def test_what_to_do_next_is_said(what: str, tmp_path: Path) -> None:
     """Numbers of the monitor end at a module: the next step is a dump of that step and rank, and its settings are valid; of a NaN the

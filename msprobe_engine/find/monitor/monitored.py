@@ -56,13 +56,17 @@ def diagnose_monitor(run: Run) -> Diagnosis:
         diagnosis.finding, diagnosis.alert = _finding_of(first), True
         diagnosis.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
         if len(loaded.anomalies) > 1:
-            diagnosis.evidence.append(
-                Sentence("{0} alerts; the first in the order of execution: {1}", len(loaded.anomalies), _message(first))
-            )
-        else:
-            diagnosis.evidence.append(Sentence("One alert: {0}", _message(first)))
+            diagnosis.evidence.append(Sentence("{0} alerts; this is the first in the order of execution.", len(loaded.anomalies)))
+        if first.next:
+            diagnosis.evidence.append(Sentence("What the rule says to do: {0}", first.next))
         diagnosis.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
-        diagnosis.next += _again(first.step, list(first.ranks), diagnosis.finding)
+        interval = _replica_check(run) or 1
+        if diagnosis.finding == findings.DESYNC and interval > 1:
+            template = "Copies of parameters were compared every {0} steps: these may differ since step {1}."
+            diagnosis.evidence.append(Sentence(template, interval, max(first.step - interval + 1, 0)))
+            diagnosis.next += again_alone("--preset watch --set monitor.replica_check.interval=1")
+        else:
+            diagnosis.next += _again(first.step, list(first.ranks), diagnosis.finding)
         name_loss(diagnosis, run)
         return diagnosis
     numbers = _count(run)
@@ -319,14 +323,9 @@ def _row(family: str, name: str) -> str:
     return name if name == family else f"{family}/{name}"
 
 
-def _message(alert: Anomaly) -> str:
-    """Its line, which begins with the rule."""
-    return alert.message if alert.message.startswith(alert.rule) else f"{alert.rule}: {alert.message}"
-
-
 def _cause(alert: Anomaly) -> Sentence:
     """The rule, and what it saw, as the line of the alert says it between the step and what was expected; else the value."""
-    seen = re.search(rf"step {alert.step}(?: micro step \d+)?: (.+?); expected ", alert.message)
+    seen = re.search(rf"step {alert.step}(?: micro step \d+)?(?: after its update)?: (.+?); expected ", alert.message)
     return Sentence("{0}: {1}", alert.rule, seen[1]) if seen else Sentence("{0}, value {1}", alert.rule, f"{alert.value:.6g}")
 
 
