@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -87,6 +88,27 @@ def test_one_call_more(tmp_path: Path) -> None:
         "Functional.c.0.forward.output.0",
     ]
     assert names(a, b, found)[-1] == ("Functional.b.2.forward.output.0", "Functional.b.1.forward.output.0")
+
+
+def test_half_of_many_calls_lack_results(tmp_path: Path) -> None:
+    """Of 2,000 calls of one function half have no result on one side: partners are looked for among all of them at once (each with each by
+    itself took more than a minute)."""
+
+    def calls_of_f(given: int) -> dict[str, Any]:
+        return {
+            f"Torch.f.{n}.forward": {
+                "input_args": [tensor(4, value=n)],
+                "input_kwargs": {},
+                "output": [None if n % given else tensor(4, value=n)],
+            }
+            for n in range(1, 2001)
+        }
+
+    a, b = side(tmp_path / "a", calls_of_f(2)), side(tmp_path / "b", calls_of_f(1))
+    start = time.process_time()
+    found = match_structure(a, b)
+    assert time.process_time() - start < 20
+    assert len(found.pairs) >= 1000
 
 
 @given(st.permutations(range(6)))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable
 
 from msprobe_engine.align.calls.call_tree import Tree
 
@@ -15,34 +15,32 @@ class CallPairs:
 
     Attributes:
         found: record of the target -> that of the golden side.
-        used: records of the golden side that have a partner.
+        back: the same the other way round.
         forms: one number per record of each side, equal where dtypes and shapes are.
     """
 
     def __init__(self, target: Tree, golden: Tree) -> None:
         self.target, self.golden = target, golden
         self.found: dict[int, int] = {}
-        self.used: set[int] = set()
+        self.back: dict[int, int] = {}
         self._numbers: dict[Hashable, int] = {}
         self.forms = (target.forms(self._numbers), golden.forms(self._numbers))
 
     def pair(self, i: int, j: int) -> None:
-        """Match two records."""
-        self.found[i] = j
-        self.used.add(j)
+        """Match two records, in place of those that they were matched with."""
+        if self.found.get(i) != j:
+            self.drop(i)
+            self.drop(self.back.get(j))
+            self.found[i], self.back[j] = j, i
 
-    def drop(self, i: int) -> None:
-        """Part a record of the target from its partner."""
-        self.used.discard(self.found.pop(i))
+    def drop(self, i: int | None) -> None:
+        """Part a record of the target from its partner, where it has one."""
+        if i in self.found:
+            del self.back[self.found.pop(i)]
 
-    def drop_with_twins(self, i: int, j: int, back: Mapping[int, int]) -> None:
-        """Part two forward calls, and their backward calls from whatever these are matched with.
-
-        Args:
-            back: record of the golden side -> its partner.
-        """
-        target_twin, golden_twin = self.target.twin(i), self.golden.twin(j)
+    def drop_with_twins(self, i: int, j: int) -> None:
+        """Part two forward calls, and their backward calls from whatever these are matched with."""
+        golden_twin = self.golden.twin(j)
         self.drop(i)
-        for twin in (target_twin, None if golden_twin is None else back.get(golden_twin)):
-            if twin is not None and twin in self.found:
-                self.drop(twin)
+        self.drop(self.target.twin(i))
+        self.drop(None if golden_twin is None else self.back.get(golden_twin))

@@ -24,10 +24,6 @@ def match_by_argument(pairs: CallPairs) -> None:
         target_twin, golden_twin = pairs.target.twin(i), pairs.golden.twin(j)
         if target_twin is not None and golden_twin is not None:
             back[golden_twin] = target_twin
-    moved = set(back.values())
-    for i, j in list(pairs.found.items()):
-        if i in moved or j in back:
-            pairs.drop(i)
     for j, i in back.items():
         pairs.pair(i, j)
 

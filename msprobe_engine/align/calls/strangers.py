@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Hashable, Iterator, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -10,6 +11,7 @@ from msprobe_engine.align.calls.call_pairs import CallPairs
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.formats.dump.dump_table import INPUT
+from msprobe_engine.measure.distances import Floats
 
 NEAR = 1e-3
 """Largest and smallest element and norm of two tensors that are the same but for round-off, in parts of the largest of them."""
@@ -24,12 +26,11 @@ def part_strangers(pairs: CallPairs) -> None:
     given a dtype where the other one is given a device (``to``)."""
     target_forms, golden_forms = pairs.forms
     target, golden = pairs.target.side, pairs.golden.side
-    back = {j: i for i, j in pairs.found.items()}
     for i, j in list(pairs.found.items()):
         if not calls_function(pairs.target.kinds[i]):
             continue
         if pairs.target.kinds[i][-1] == "to" and _is_cast(pairs.target, i) != _is_cast(pairs.golden, j):
-            pairs.drop_with_twins(i, j, back)
+            pairs.drop_with_twins(i, j)
             continue
         if target_forms[i] == golden_forms[j]:
             continue
@@ -41,7 +42,7 @@ def part_strangers(pairs: CallPairs) -> None:
         shapes = [(target.shape[target_row], golden.shape[golden_row]) for target_row, golden_row in rows]
         inside = pairs.target.children.get(i, ()), pairs.golden.children.get(j, ())
         if all(inside) and not any(pairs.found.get(child) in inside[1] for child in inside[0]):
-            pairs.drop_with_twins(i, j, back)
+            pairs.drop_with_twins(i, j)
             continue
         if any(in_target and in_target == in_golden for in_target, in_golden in shapes):
             continue
@@ -56,7 +57,7 @@ def part_strangers(pairs: CallPairs) -> None:
             if not {in_target, in_golden} <= {None} and (other_dimensions or None not in (in_target, in_golden))
         ]
         if known and all(in_target is None or pairs.found.get(in_target) != in_golden for in_target, in_golden in known):
-            pairs.drop_with_twins(i, j, back)
+            pairs.drop_with_twins(i, j)
 
 
 def _is_cast(tree: Tree, op: int) -> bool | None:
@@ -69,7 +70,6 @@ def part_other_forms(pairs: CallPairs) -> None:
     """A call of a function that gives a result of another shape, next to calls that one side alone makes, is another call: two products
     on one side are one product of weights put together on the other, an index has the form that the function behind it wants."""
     target_forms, golden_forms = pairs.forms
-    back = {j: i for i, j in pairs.found.items()}
     odd = [
         (i, j)
         for i, j in pairs.found.items()
@@ -81,7 +81,7 @@ def part_other_forms(pairs: CallPairs) -> None:
         near = [pair for pair in odd if _beside_strangers(pairs, *pair) or _only_for_strangers(pairs, *pair, odd)]
         for i, j in near:
             if i in pairs.found:
-                pairs.drop_with_twins(i, j, back)
+                pairs.drop_with_twins(i, j)
         odd = [pair for pair in odd if pair[0] in pairs.found] if near else []
 
 
@@ -89,12 +89,11 @@ def part_between_strangers(pairs: CallPairs) -> None:
     """Behind the backward pass, two calls that take in nothing but what calls of one side alone give, and that nothing but such calls goes
     on with, are steps of two different ways (to the norm of all gradients): what both ways come to is compared."""
     target, golden = pairs.target, pairs.golden
-    back = {j: i for i, j in pairs.found.items()}
     for i, j in list(pairs.found.items()):
         if i <= target.last_backward or j <= golden.last_backward or not calls_function(target.kinds[i]):
             continue
-        if _is_between(target, i, pairs.found) and _is_between(golden, j, pairs.used):
-            pairs.drop_with_twins(i, j, back)
+        if _is_between(target, i, pairs.found) and _is_between(golden, j, pairs.back):
+            pairs.drop_with_twins(i, j)
 
 
 def _is_between(tree: Tree, op: int, matched: Collection[int]) -> bool:
@@ -108,7 +107,7 @@ def _only_for_strangers(pairs: CallPairs, i: int, j: int, odd: Collection[tuple[
     another form (`odd`)."""
     if pairs.target.kinds[i][-1] not in MOVES | CASTS:
         return False
-    for tree, op, matched, side in ((pairs.target, i, pairs.found, 0), (pairs.golden, j, pairs.used, 1)):
+    for tree, op, matched, side in ((pairs.target, i, pairs.found, 0), (pairs.golden, j, pairs.back, 1)):
         users, other_forms = tree.users.get(op, ()), {pair[side] for pair in odd}
         if all(user in matched for user in users) or any(user in matched and user not in other_forms for user in users):
             return False
@@ -125,7 +124,7 @@ def _beside_strangers(pairs: CallPairs, i: int, j: int) -> bool:
         if target.shape[target_row] != golden.shape[golden_row]:
             target_source, golden_source = pairs.target.producers.get(target_row), pairs.golden.producers.get(golden_row)
             if (target_source is not None and target_source not in pairs.found) or (
-                golden_source is not None and golden_source not in pairs.used
+                golden_source is not None and golden_source not in pairs.back
             ):
                 return True
     return False
@@ -139,24 +138,47 @@ def match_by_numbers(pairs: CallPairs, one_batch: bool) -> None:
     Args:
         one_batch: the sides are whole runs; the numbers of pieces of two layouts are those of different parts of the batch.
     """
-    free = _alone(pairs, pairs.target, pairs.found, 0), _alone(pairs, pairs.golden, pairs.used, 1)
+    free = _alone(pairs.target, pairs.found, pairs.forms[0]), _alone(pairs.golden, pairs.back, pairs.forms[1])
     if not any(free):
         return
     for i, j in list(pairs.found.items()):
-        kind = pairs.target.kinds[i]
-        key = kind, pairs.forms[0][i]
-        target_calls, golden_calls = free[0].get(key, []), free[1].get(key, [])
-        if pairs.found.get(i) != j or not (target_calls or golden_calls) or _from_partners(pairs, i, j) or _distance(pairs, i, j) <= NEAR:
+        key = pairs.target.kinds[i], pairs.forms[0][i]
+        target_alone, golden_alone = free[0].get(key), free[1].get(key)
+        if pairs.found.get(i) != j or not (target_alone or golden_alone) or _from_partners(pairs, i, j):
             continue
-        better_of_golden = [other for other in golden_calls if _is_nearer(pairs, (i, other), (i, j), one_batch)]
-        if len(better_of_golden) == 1:
-            _change_partner(pairs, i, better_of_golden[0])
-            golden_calls[golden_calls.index(better_of_golden[0])] = j
+        taken, golden_taken = _taken(pairs.target, i), _taken(pairs.golden, j)
+        apart = float(_distances(taken, golden_taken[None])[0])
+        if apart <= NEAR:
             continue
-        better_of_target = [other for other in target_calls if one_batch and _is_nearer(pairs, (other, j), (i, j), one_batch)]
-        if len(better_of_target) == 1:
-            _change_partner(pairs, better_of_target[0], j)
-            target_calls[target_calls.index(better_of_target[0])] = i
+        limit = max(NEAR, min(ROUNDED, apart / 4)) if one_batch else NEAR  # the same numbers; or, of one batch, much nearer ones
+        if golden_alone and (place := golden_alone.only_near(taken, limit)) is not None:
+            _change_partner(pairs, i, golden_alone.exchange(place, j, golden_taken))
+        elif one_batch and target_alone and (place := target_alone.only_near(golden_taken, limit)) is not None:
+            _change_partner(pairs, target_alone.exchange(place, i, taken), j)
+
+
+@dataclass
+class _Alone:
+    """Calls of one kind, with tensors of the same shapes, that have no partner.
+
+    Attributes:
+        calls: the records.
+        taken: float64 (calls, tensors, 3), see `_taken`.
+    """
+
+    calls: list[int]
+    taken: Floats
+
+    def only_near(self, taken: Floats, limit: float) -> int | None:
+        """The place of the one call that takes in numbers this near; None: there is none, or more than one."""
+        near = np.flatnonzero(_distances(taken, self.taken) <= limit)
+        return int(near[0]) if len(near) == 1 else None
+
+    def exchange(self, place: int, call: int, taken: Floats) -> int:
+        """Take a call out, and put another one in its place, which takes in other numbers of tensors (no number is near it) or as many."""
+        out, self.calls[place] = self.calls[place], call
+        self.taken[place] = taken if taken.shape == self.taken.shape[1:] else np.nan
+        return out
 
 
 def _sources(pairs: CallPairs, i: int, j: int) -> Iterator[tuple[int | None, int | None]]:
@@ -165,13 +187,13 @@ def _sources(pairs: CallPairs, i: int, j: int) -> Iterator[tuple[int | None, int
         yield pairs.target.producers.get(target_row), pairs.golden.producers.get(golden_row)
 
 
-def _alone(pairs: CallPairs, tree: Tree, matched: Collection[int], which: int) -> dict[Hashable, list[int]]:
+def _alone(tree: Tree, matched: Collection[int], forms: Sequence[int]) -> dict[Hashable, _Alone]:
     """Forward calls of functions without a partner, by kind and shapes."""
-    alone: dict[Hashable, list[int]] = {}
+    calls: dict[Hashable, list[int]] = {}
     for op, kind in enumerate(tree.kinds):
         if op not in matched and calls_function(kind):
-            alone.setdefault((kind, pairs.forms[which][op]), []).append(op)
-    return alone
+            calls.setdefault((kind, forms[op]), []).append(op)
+    return {key: _Alone(ops, np.stack([_taken(tree, op) for op in ops])) for key, ops in calls.items()}
 
 
 def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
@@ -182,39 +204,28 @@ def _from_partners(pairs: CallPairs, i: int, j: int) -> bool:
     )
 
 
-def _is_nearer(pairs: CallPairs, pair: tuple[int, int], than: tuple[int, int], one_batch: bool) -> bool:
-    """One pair takes in the same numbers; or, of one batch, much nearer ones than another pair."""
-    distance = _distance(pairs, *pair)
-    return distance <= NEAR or (one_batch and distance <= min(ROUNDED, _distance(pairs, *than) / 4))
-
-
 def _change_partner(pairs: CallPairs, i: int, j: int) -> None:
     """Match two calls, and their backward calls, in place of those they were matched with."""
-    back = {other: op for op, other in pairs.found.items()}
-    wanted = [(i, j)]
     target_twin, golden_twin = pairs.target.twin(i), pairs.golden.twin(j)
+    pairs.pair(i, j)
     if target_twin is not None and golden_twin is not None:
-        wanted.append((target_twin, golden_twin))
-    for op, other in wanted:
-        if op in pairs.found:
-            back.pop(pairs.found[op], None)
-            pairs.drop(op)
-        if other in back:
-            pairs.drop(back.pop(other))
-        pairs.pair(op, other)
+        pairs.pair(target_twin, golden_twin)
 
 
-def _distance(pairs: CallPairs, i: int, j: int) -> float:
-    """How far the extremes and norms of what two calls take in are apart, in parts of the largest of them; inf where they take in
-    other numbers of tensors."""
-    target_rows, golden_rows = pairs.target.tensors_in(i), pairs.golden.tensors_in(j)
-    if len(target_rows) != len(golden_rows) or not target_rows:
-        return np.inf
-    target_stats, golden_stats = pairs.target.side.stats[target_rows][:, [0, 1, 3]], pairs.golden.side.stats[golden_rows][:, [0, 1, 3]]
+def _taken(tree: Tree, op: int) -> Floats:
+    """float64 (tensors, 3), extremes and norms of what a call takes in."""
+    return tree.side.stats[tree.tensors_in(op)][:, [0, 1, 3]]
+
+
+def _distances(taken: Floats, others: Floats) -> Floats:
+    """float64 (calls,), how far the extremes and norms of what a call takes in are from those of what others do, (calls, tensors, 3), in
+    parts of the largest of them; inf where they take in other numbers of tensors."""
+    if not len(taken) or taken.shape != others.shape[1:]:
+        return np.full(len(others), np.inf)
     with np.errstate(all="ignore"):
-        scale = np.maximum(np.abs(target_stats), np.abs(golden_stats)).max(1)
-        apart = np.where(scale > 0, np.abs(target_stats - golden_stats).max(1) / np.where(scale > 0, scale, 1.0), 0.0)
-    return float(np.nan_to_num(apart, nan=np.inf).max())
+        scale = np.maximum(np.abs(others), np.abs(taken)).max(2)
+        apart = np.where(scale > 0, np.abs(others - taken).max(2) / np.where(scale > 0, scale, 1.0), 0.0)
+    return np.nan_to_num(apart, nan=np.inf).max(1)
 
 
 def _sizes(forms: Sequence[object]) -> list[object]:

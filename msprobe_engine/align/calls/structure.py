@@ -89,7 +89,7 @@ class Matcher(CallPairs):
         return Structure(
             sorted(self.found.items()),
             [i for i in range(len(self.target.side.ops)) if i not in self.found],
-            [j for j in range(len(self.golden.side.ops)) if j not in self.used],
+            [j for j in range(len(self.golden.side.ops)) if j not in self.back],
             renamed,
         )
 
@@ -112,7 +112,6 @@ class Matcher(CallPairs):
         """Backward calls of forward calls that belong together belong together, whatever order autograd ran them in, when shapes agree.
         Returns True when that took a partner away from others."""
         target_forms, golden_forms = self.forms
-        back = {j: i for i, j in self.found.items()}
         moved = False
         for i, j in list(self.found.items()):
             target_twin, golden_twin = self.target.twin(i), self.golden.twin(j)
@@ -124,14 +123,6 @@ class Matcher(CallPairs):
             ):
                 continue
             moved = True
-            lost = self.found.pop(target_twin, None)
-            if lost is not None:
-                self.used.discard(lost)
-                back.pop(lost, None)
-            owner = back.get(golden_twin)
-            if owner is not None:
-                self.found.pop(owner, None)
-            back[golden_twin] = target_twin
             self.pair(target_twin, golden_twin)
         return moved
 
@@ -173,7 +164,7 @@ class Matcher(CallPairs):
         for p, q in gaps(anchors, len(target_calls), len(golden_calls)):
             target_open, golden_open = (
                 [target_calls[i] for i in p if target_calls[i] not in self.found],
-                [golden_calls[j] for j in q if golden_calls[j] not in self.used],
+                [golden_calls[j] for j in q if golden_calls[j] not in self.back],
             )
             if target_open and golden_open:
                 open_gaps.append((target_open, golden_open))
@@ -251,7 +242,7 @@ class Matcher(CallPairs):
             if i in self.found or self.target.is_gradients(i) or (modules and len(self.target.kinds[i]) != 4):
                 continue
             j = self.golden.known_as.get(name)
-            if j is None or j in self.used or (i in self._repeats[0]) != (j in self._repeats[1]):
+            if j is None or j in self.back or (i in self._repeats[0]) != (j in self._repeats[1]):
                 continue
             if self._cut_short(i, j) if modules else target_forms[i] == golden_forms[j] and self._around_alike(i, j):
                 self.pair(i, j)
@@ -268,26 +259,17 @@ class Matcher(CallPairs):
         """The calls around two records do not belong to others than each other."""
         target_parent, golden_parent = self.target.parents[i], self.golden.parents[j]
         return self.found.get(target_parent, golden_parent) == golden_parent and (
-            golden_parent not in self.used or self.found.get(target_parent) == golden_parent
+            golden_parent not in self.back or self.found.get(target_parent) == golden_parent
         )
 
     def _additions(self) -> None:
         """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does
         it (one that recomputes has another one), and inside of whatever module."""
         target_additions, golden_additions = _find_gradient_accumulations(self.target), _find_gradient_accumulations(self.golden)
-        back = {j: i for i, j in self.found.items()}
         for (source, place), i in target_additions.items():
             j = golden_additions.get((self.found.get(source, -1), place))
-            if j is None or self.found.get(i) == j:
-                continue
-            owner = back.pop(j, None)
-            if owner is not None:
-                self.drop(owner)
-            if i in self.found:
-                back.pop(self.found[i], None)
-                self.drop(i)
-            self.pair(i, j)
-            back[j] = i
+            if j is not None:
+                self.pair(i, j)
 
     def _find_renamed_modules(self) -> dict[str, str]:
         renamed: dict[str, str] = {}
