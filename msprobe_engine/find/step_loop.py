@@ -11,7 +11,7 @@ import numpy as np
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.align.mapping.user_mapping import describe_lost_mapping
 from msprobe_engine.align.parallel.experts import together
-from msprobe_engine.align.parallel.micro_batches import are_reordered
+from msprobe_engine.align.parallel.micro_batches import count_reordered
 from msprobe_engine.core.errors import NothingCapturedError
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings, saved_variables
@@ -95,7 +95,7 @@ class StepLoop:
         target, golden = restrict_to_common(target, golden, diagnosis.evidence)
         diagnosis.unseen = diagnosis.unseen or target_as_read is not target
         golden_as_read, joined_stages, other_layout = golden, False, False
-        reordered = target.keys() == golden.keys() and are_reordered(target, golden)
+        reordered = target.keys() == golden.keys() and bool(count_reordered(target, golden))
         if reordered:
             template = "The micro batches of a step come in another order than in the golden run: what they make together was compared."
             self._reordered = Sentence(template)

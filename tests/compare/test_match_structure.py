@@ -111,6 +111,23 @@ def test_half_of_many_calls_lack_results(tmp_path: Path) -> None:
     assert len(found.pairs) >= 1000
 
 
+def test_calls_of_one_shape_between_calls_of_one_side(tmp_path: Path) -> None:
+    """Of matrices that are all of one size, the numbers say which products belong together where the calls around them do not (an iteration
+    that one side writes with a fused product)."""
+
+    def product(value: float) -> dict[str, Any]:
+        return {"input_args": [tensor(4, value=value)], "input_kwargs": {}, "output": [tensor(4, value=7 * value)]}
+
+    a, b = (
+        side(tmp_path / name, {f"Torch.{function}.{n}.forward": product(value) for n, (function, value) in enumerate(sequence)})
+        for name, sequence in (
+            ("a", [("f", 1.0), ("g", 1.6), ("f", 2.5), ("g", 4.0), ("f", 6.3)]),
+            ("b", [("f", 1.0), ("f", 1.6), ("h", 1.7), ("f", 2.501), ("f", 4.0), ("h", 4.1), ("f", 6.31), ("f", 10.0)]),
+        )
+    )
+    assert match_structure(a, b).pairs == [(0, 0), (2, 3), (4, 6)]
+
+
 @given(st.permutations(range(6)))
 def test_backward_in_another_order(tmp_path_factory: Any, order: list[int]) -> None:
     """Backward calls belong to the partners of their forward calls, in whatever order autograd ran them."""

@@ -307,6 +307,26 @@ def test_micro_batches_in_another_order(off: float, record: str | None, tmp_path
     assert any("come in another order" in line for line in found.evidence) == (record is None)
 
 
+@pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.5, "Functional.linear.0.forward")], ids=["right", "a product"])
+def test_micro_batches_in_another_order_by_functions_alone(off: float, record: str | None, tmp_path: Path) -> None:
+    """Level L1: the integers that a function takes in tell."""
+    number = np.random.default_rng(0)
+    made = {(micro, part): number.normal(size=256) for micro in range(3) for part in "xyg"}
+    for name, order in (("run", (2, 1, 0)), ("golden", (0, 1, 2))):
+        data: dict[str, object] = {}
+        for call, micro in enumerate(order):
+            x, y, gradient = (_row_of(made[micro, part]) for part in "xyg")
+            y = _row_of(made[micro, "y"] * off) if name == "run" and micro == 1 else y
+            tokens = _row_of(np.arange(16.0) + 16 * micro, "torch.int64", False)
+            data[f"Functional.embedding.{call}.forward"] = {"input_args": [tokens], "input_kwargs": {}, "output": [x]}
+            data[f"Functional.linear.{call}.forward"] = {"input_args": [x], "input_kwargs": {}, "output": [y]}
+            data[f"Functional.linear.{call}.backward"] = {"input": [gradient], "output": [gradient]}
+        _write_rank(tmp_path / name, 0, "L1", data)
+    found = diagnose(tmp_path / "run", tmp_path / "golden")
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
+    assert any("come in another order" in line for line in found.evidence) == (record is None)
+
+
 @pytest.mark.parametrize(("off", "record"), [(1.0, None), (1.02, "Module.c.Linear.parameters_grad.0")])
 def test_a_gradient_that_is_summed_over_micro_batches_is_no_share(off: float, record: str | None, tmp_path: Path) -> None:
     """The last micro batch leaves the gradient of the whole step: where those of other weights are right, one that is not is a fault, and

@@ -633,16 +633,31 @@ def test_gradients_of_steps_that_a_loss_scaler_skips(skipped: tuple[int, ...], f
     assert diagnose(run.root).finding == finding
 
 
-def test_the_loss_of_other_ranks_is_of_another_part_of_the_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Where no activations say what a rank has seen, its loss is not held against that of a run with other ranks, and that is said."""
-    roots = [Monitor(tmp_path / name, ranks=ranks).write() for name, ranks in (("one", 1), ("two", 2))]
-    for root, loss, ranks in zip(roots, (5.0, 4.0), (1, 2)):
+@pytest.mark.parametrize(
+    ("of_ranks", "gradient", "code", "words"),
+    [
+        ((4.0, 4.0), "", 3, "so that loss cannot be compared"),
+        ((4.0, 6.0), "", 0, "the mean over the ranks was compared"),
+        ((4.0, 6.0), "77", 3, "rank 1 is on one side only"),
+    ],
+    ids=["another mean", "the same mean", "other gradients"],
+)
+def test_the_loss_of_other_ranks_is_of_another_part_of_the_batch(
+    of_ranks: tuple[float, float], gradient: str, code: int, words: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Where no activations say what a rank has seen, its loss is not held against that of a run with other ranks, and that is said; where
+    the mean over the ranks is the same, that is enough. A rank with the same gradients as one that was compared needs no partner."""
+    two = Monitor(tmp_path / "two", ranks=2)
+    if gradient:
+        two.put(1, 1, "grad_reduced", "layers.0.mlp.weight", gradient)
+    roots = [Monitor(tmp_path / "one", ranks=1).write(), two.write()]
+    for root, losses in zip(roots, ((5.0,), of_ranks)):
         for rank, place in enumerate(sorted((root / "monitor").iterdir())):
-            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": {}, "world_size": ranks}))
+            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": {}, "world_size": len(losses)}))
             (place / "actv_0-9.csv").unlink()
-            (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss,{loss}\n" for step in range(3)))
-    assert main(["diagnose", *map(str, roots), "-o", str(tmp_path / "page")]) == 3
-    assert "so that loss cannot be compared" in capsys.readouterr().out
+            (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss,{losses[rank]}\n" for step in range(3)))
+    assert main(["diagnose", *map(str, roots), "-o", str(tmp_path / "page")]) == code
+    assert words in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("rule", ["nan_inf", "loss_not_finite"])

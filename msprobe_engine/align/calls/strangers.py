@@ -19,6 +19,9 @@ NEAR = 1e-3
 ROUNDED = 0.1
 """Likewise of tensors with few bits, where others are much further apart."""
 
+_MUCH = 4
+"""So many times as far."""
+
 
 def part_strangers(pairs: CallPairs) -> None:
     """A call of a function that takes in tensors of other shapes only, from calls that do not belong together, is another call: both
@@ -141,20 +144,32 @@ def match_by_numbers(pairs: CallPairs, one_batch: bool) -> None:
     free = _alone(pairs.target, pairs.found, pairs.forms[0]), _alone(pairs.golden, pairs.back, pairs.forms[1])
     if not any(free):
         return
-    for i, j in list(pairs.found.items()):
-        key = pairs.target.kinds[i], pairs.forms[0][i]
-        target_alone, golden_alone = free[0].get(key), free[1].get(key)
-        if pairs.found.get(i) != j or not (target_alone or golden_alone) or _from_partners(pairs, i, j):
-            continue
-        taken, golden_taken = _taken(pairs.target, i), _taken(pairs.golden, j)
-        apart = float(_distances(taken, golden_taken[None])[0])
-        if apart <= NEAR:
-            continue
-        limit = max(NEAR, min(ROUNDED, apart / 4)) if one_batch else NEAR  # the same numbers; or, of one batch, much nearer ones
-        if golden_alone and (place := golden_alone.only_near(taken, limit)) is not None:
-            _change_partner(pairs, i, golden_alone.exchange(place, j, golden_taken))
-        elif one_batch and target_alone and (place := target_alone.only_near(golden_taken, limit)) is not None:
-            _change_partner(pairs, target_alone.exchange(place, i, taken), j)
+    todo = list(pairs.found)
+    while todo:  # who loses a partner may be that of another one
+        changed = {key for i in todo if (key := _change_to_nearer(pairs, i, free, one_batch)) is not None}
+        todo = [i for i in pairs.found if (pairs.target.kinds[i], pairs.forms[0][i]) in changed] if changed else []
+
+
+def _change_to_nearer(
+    pairs: CallPairs, i: int, free: tuple[dict[Hashable, _Alone], dict[Hashable, _Alone]], one_batch: bool
+) -> Hashable | None:
+    """Give a call, or its partner, another one, see `match_by_numbers`; returns the kind and shapes of a call that has another partner."""
+    key, j = (pairs.target.kinds[i], pairs.forms[0][i]), pairs.found.get(i)
+    target_alone, golden_alone = free[0].get(key), free[1].get(key)
+    if j is None or not (target_alone or golden_alone) or _from_partners(pairs, i, j):
+        return None
+    taken, golden_taken = _taken(pairs.target, i), _taken(pairs.golden, j)
+    apart = float(_distances(taken, golden_taken[None])[0])
+    if apart <= NEAR:
+        return None
+    limit = max(NEAR, min(ROUNDED, apart / _MUCH)) if one_batch else NEAR  # the same numbers; or, of one batch, much nearer ones
+    if golden_alone and (place := golden_alone.nearest(taken, limit)) is not None:
+        _change_partner(pairs, i, golden_alone.exchange(place, j, golden_taken))
+    elif one_batch and target_alone and (place := target_alone.nearest(golden_taken, limit)) is not None:
+        _change_partner(pairs, target_alone.exchange(place, i, taken), j)
+    else:
+        return None
+    return key
 
 
 @dataclass
@@ -169,10 +184,12 @@ class _Alone:
     calls: list[int]
     taken: Floats
 
-    def only_near(self, taken: Floats, limit: float) -> int | None:
-        """The place of the one call that takes in numbers this near; None: there is none, or more than one."""
-        near = np.flatnonzero(_distances(taken, self.taken) <= limit)
-        return int(near[0]) if len(near) == 1 else None
+    def nearest(self, taken: Floats, limit: float) -> int | None:
+        """The place of the one call that takes in numbers this near, and much nearer ones than all others; None: there is none."""
+        distances = _distances(taken, self.taken)
+        first = int(distances.argmin())
+        near = distances <= max(NEAR, _MUCH * distances[first])
+        return first if distances[first] <= limit and near.sum() == 1 else None
 
     def exchange(self, place: int, call: int, taken: Floats) -> int:
         """Take a call out, and put another one in its place, which takes in other numbers of tensors (no number is near it) or as many."""

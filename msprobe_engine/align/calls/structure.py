@@ -11,7 +11,7 @@ from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
 
-from msprobe_engine.align.calls import reordered, strangers
+from msprobe_engine.align.calls import pieces, reordered, strangers
 from msprobe_engine.align.calls.call_pairs import CallPairs
 from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.calls.longest_common import align, gaps
@@ -79,6 +79,7 @@ class Matcher(CallPairs):
             self._trees()
         self._by_name()
         reordered.match_by_argument(self)
+        pieces.part_pieces(self)
         strangers.part_strangers(self)
         strangers.part_other_forms(self)
         strangers.part_between_strangers(self)

@@ -18,7 +18,7 @@ from msprobe_engine.align.parallel import pipeline_schedule
 from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.core.dtypes import is_not_float
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
+from msprobe_engine.formats.dump.dump_table import DumpTable
 
 T = TypeVar("T")
 
@@ -39,7 +39,10 @@ def cut_into_micro_batches(sides: Mapping[int, DumpTable], other: Mapping[int, D
     """All pieces of a step, by rank and micro batch. `other`: the run that says how many calls make one micro batch."""
     reference = _counts(other[min(other)])
     other_passes = pipeline_schedule.passes(other[min(other)])
-    reordered = are_reordered(sides, other)
+    reordered = count_reordered(sides, other)
+    if reordered and other_passes == 1:  # only calls of functions were recorded
+        other_passes = reordered
+        reference = Counter({kind: count // reordered for kind, count in reference.items() if count % reordered == 0})
     pieces = []
     for rank, side in sorted(sides.items()):
         n, own_passes = micro_batches(_counts(side), reference), pipeline_schedule.passes(side)
@@ -50,23 +53,22 @@ def cut_into_micro_batches(sides: Mapping[int, DumpTable], other: Mapping[int, D
     return pieces
 
 
-def are_reordered(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> bool:
-    """The micro batches of a step are those of the other run in another order, as the integers say that a module takes in."""
+def count_reordered(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> int:
+    """The number of micro batches of a step, if they are those of the other run in another order, as the integers say that a module takes
+    in (a function, where no modules were recorded); else 0."""
     batches, other_batches = (_integers_taken_in(tables[min(tables)]) for tables in (sides, other))
-    return batches != other_batches and sorted(batches) == sorted(other_batches)
+    return len(batches) if batches != other_batches and sorted(batches) == sorted(other_batches) else 0
 
 
 def _integers_taken_in(side: DumpTable) -> list[bytes]:
     """Statistics of the integers that each call of the first module takes in that is given some; nothing where none is."""
-    taken: list[bytes] = []
-    module = ""
-    for op, name in enumerate(side.ops):
-        path, _, number = name.rpartition(".")
-        if path != module if module else not (name.startswith(("Module.", "Cell.")) and path.endswith(".forward") and number.isdecimal()):
+    tree, taken, first = Tree(side), list[bytes](), None
+    for op, kind in enumerate(tree.kinds):
+        if kind[0] != "forward" or (kind != first if first else tree.has_modules and len(kind) != 4):
             continue
-        rows = [row for row in side.rows(op) if side.role[row] == INPUT and is_not_float(str(side.dtype[row]))]
+        rows = [row for row in tree.tensors_in(op) if is_not_float(str(side.dtype[row]))]
         if rows:
-            module = path
+            first = kind
             taken.append(b"".join(side.stats[row].tobytes() for row in rows))
     return taken
 

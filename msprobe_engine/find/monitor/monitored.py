@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core.errors import NothingCapturedError
-from msprobe_engine.core.text.ranges import ranges_of, ranks_text
+from msprobe_engine.core.text.ranges import ranges_of
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
@@ -24,7 +24,7 @@ from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
-from msprobe_engine.find.monitor.other_batches import not_comparable
+from msprobe_engine.find.monitor.other_batches import leave_out_unequal, losses_over_ranks, not_comparable, ranks_of_one_side
 from msprobe_engine.find.monitor.other_scale import without_scale
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
@@ -127,6 +127,9 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     ]
     if not items:
         raise NothingCapturedError(f"{target.path} and {golden.path}: no rank, step and tensor in common; is it the same training?")
+    means = set(losses_over_ranks(target, golden)) if apart == {"loss"} else set()
+    losses_agree = bool(means)
+    items += means
     noise = SeriesNoise(target, golden)
     ranks_of_both = world_size(target), world_size(golden)
     items, said_scale = without_scale(items, noise.of_gradients, ranks_of_both[0] / ranks_of_both[1] if all(ranks_of_both) else 1.0)
@@ -139,6 +142,7 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     for step in sorted(by_step):
         noise.add_step(by_step[step])
         limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
+        losses_agree &= leave_out_unequal(limits, means)
         off = nearest_first((item for item, limit in limits.items() if item.distance > limit), by_step[step])
         largest = max((number for number in (largest, *limits) if number is not None), key=lambda number: number.distance, default=None)
         if off and alone_off is None and not exact and noise.may_pass(off, limits):
@@ -152,6 +156,9 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         noise.accept(step, limits)
         if alone_off is not None and alone_off.is_answered(by_step[step]):
             alone_off = None
+    if losses_agree:
+        said_apart = []
+        diagnosis.evidence.append(Sentence("Each rank has the loss of its own part of the batch: the mean over the ranks was compared."))
     shapes, types, computed = other_kinds(target, golden, cut.tensors)
     shapes = [number for number in shapes if number.record.partition("/")[0] not in apart]
     # what one run has no number of, and what was changed before a step begins, comes before all that differs in the step
@@ -178,14 +185,10 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         if computed:  # numbers that agree within the round-off of another type are no all-clear
             diagnosis.finding, diagnosis.suspects = findings.STRUCTURE, computed
         diagnosis.problems += [] if alone_off is None else [alone_off.sentence()]
-    ranks = sorted(set(target.ranks) & set(golden.ranks))
-    if unpaired := sorted(set(target.ranks) ^ set(golden.ranks)):
-        template = "{0} are on one side only and were not compared"
-        if len(unpaired) == 1:
-            template = "{0} is on one side only and was not compared"
-        diagnosis.problems.append(Sentence(template, ranks_text(unpaired)))
+    diagnosis.problems += ranks_of_one_side(target, golden, apart)
     steps = sorted(by_step)
-    diagnosis.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": len(ranks), "numbers": len(items)}
+    ranks = len(set(target.ranks) & set(golden.ranks))
+    diagnosis.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": ranks, "numbers": len(items)}
     return diagnosis
 
 

@@ -3,9 +3,17 @@ whole batch can."""
 
 from __future__ import annotations
 
+from collections.abc import Set
+from functools import reduce
+
+import numpy as np
+
+from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.monitor.kinds import world_size
+from msprobe_engine.find.monitor.number_pairs import OF_THE_MACHINE, Number, Table, order_in_step
 from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import Key
 
 _MOST = 0.5
 """Part of the activations with another shape from which on the batch is cut in another way; a module alone is a fault."""
@@ -31,6 +39,65 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
     first = next(count[2] for count in counts if count[2])
     template = "the runs cut the batch in other ways, so that {0} cannot be compared: {1} of {2} activations have another shape ({3})"
     return frozenset(not_compared), [Sentence(template, ", ".join(not_compared), f"{other:,}", f"{both:,}", first)]
+
+
+def losses_over_ranks(target: Run, golden: Run) -> list[Number]:
+    """The losses of both runs, each the mean over its ranks, which have that of their own parts of the batch; none where ranks are missing.
+    Where these means agree the losses are the same; where they do not, the parts may count for more or less (their numbers of tokens)."""
+    if any(len(run.ranks) != world_size(run) for run in (target, golden)):
+        return []
+    ranks = [[run.scalars(rank) for rank in run.ranks] for run in (target, golden)]
+    known = (set(of_rank) for of_run in ranks for of_rank in of_run)
+    losses = []
+    for name in sorted(name for name in reduce(set.intersection, known) if "loss" in name and not OF_THE_MACHINE.search(name)):
+        steps = reduce(np.intersect1d, (of_rank[name].steps for of_run in ranks for of_rank in of_run))
+        means = [np.mean([of_rank[name].values[np.isin(of_rank[name].steps, steps)] for of_rank in of_run], axis=0) for of_run in ranks]
+        place = 0, "loss", Key(0, name)
+        for step, *numbers in zip(steps.tolist(), *(mean.tolist() for mean in means)):
+            losses.append(Number(step, order_in_step("loss", place[2], 0), *place, "value", *numbers))
+    return losses
+
+
+def leave_out_unequal(limits: dict[Number, float], means: Set[Number]) -> bool:
+    """Take out numbers that differ by more than their limits and are means over ranks; returns True where there are none."""
+    unequal = [item for item, limit in limits.items() if item in means and item.distance > limit]
+    for item in unequal:
+        del limits[item]
+    return not unequal
+
+
+def ranks_of_one_side(target: Run, golden: Run, apart: Set[str]) -> list[Sentence]:
+    """That ranks which one run has alone were not compared, but for those with the same numbers as one that was.
+
+    Args:
+        apart: families that are not compared, or (loss) as means over the ranks.
+    """
+    both = sorted(set(target.ranks) & set(golden.ranks))
+    alone = [(run, rank) for run in (target, golden) for rank in run.ranks if rank not in both]
+    alone = [(run, rank) for run, rank in alone if not any(_is_copy(run, rank, other, apart) for other in both)]
+    unpaired = sorted(rank for _, rank in alone)
+    if len(unpaired) == 1:
+        return [Sentence("{0} is on one side only and was not compared", ranks_text(unpaired))]
+    return [Sentence("{0} are on one side only and were not compared", ranks_text(unpaired))] if unpaired else []
+
+
+def _is_copy(run: Run, rank: int, other: int, apart: Set[str]) -> bool:
+    """Two ranks of a run have the same numbers, to the last digit."""
+    families = set(run.families(rank)) - apart
+    if families != set(run.families(other)) - apart:
+        return False
+    tables = [
+        [run.scalars(one), *(run.series(one, family, op) for family in sorted(families) for op in run.ops(one, family))]
+        for one in (rank, other)
+    ]
+    return len(tables[0]) == len(tables[1]) and all(_are_equal(*pair, apart) for pair in zip(*tables))
+
+
+def _are_equal(one: Table, other: Table, apart: Set[str]) -> bool:
+    left_out = {name for name in one if isinstance(name, str) and (OF_THE_MACHINE.search(name) or ("loss" in name and "loss" in apart))}
+    return one.keys() == other.keys() and all(
+        all(np.array_equal(*pair, equal_nan=True) for pair in zip(one[name], other[name])) for name in one.keys() - left_out
+    )
 
 
 def _shapes(target: Run, golden: Run, family: str) -> tuple[int, int, str]:

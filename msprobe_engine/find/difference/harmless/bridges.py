@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 
 import numpy as np
@@ -20,7 +21,7 @@ _ROUNDINGS = 8.0
 
 def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> float:
     """Unit of the coarsest dtype that the elements of a row came through: its own, that of what gave it out, and where this side alone
-    makes that call, those of what went into it, but for what it sums over: a sum of many elements does not move by the unit of one.
+    makes that call, those of what went into it: a sum of many elements moves by less than the unit of one, as their number has a root.
 
     Args:
         tree, row: the side and the row.
@@ -36,8 +37,9 @@ def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> fl
         unit = roundoff.eps(side.dtype[other])
         if side.role[other] == OUTPUT and side.stats[other].tobytes() == numbers:
             largest = max(largest, unit)
-        elif side.role[other] in (INPUT, PARAMETERS) and unit > 0 and distances.elements(side.shape[other]) <= size:
-            largest = max(largest, coarsest(tree, other, alone, depth + 1) if op in alone and depth < MOST else 0.0)
+        elif side.role[other] in (INPUT, PARAMETERS) and unit > 0 and op in alone and depth < MOST:
+            share = math.sqrt(size / max(size, distances.elements(side.shape[other])))
+            largest = max(largest, coarsest(tree, other, alone, depth + 1) * share)
     return largest
 
 

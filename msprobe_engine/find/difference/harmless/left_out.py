@@ -11,7 +11,7 @@ import numpy.typing as npt
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.names import forward_twin
-from msprobe_engine.core.operator_traits import ACCUMULATIONS, CASTS, HANDS_ON, MASKINGS, MOVES, OVERWRITES, UNINITIALISED, of_reducer
+from msprobe_engine.core.operator_traits import ACCUMULATIONS, CASTS, HANDS_ON, MOVES, OVERWRITES, UNINITIALISED, of_reducer
 from msprobe_engine.find.difference.harmless import bridges
 from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
@@ -27,6 +27,9 @@ HIDDEN = -9e3
 
 _VISIBLE = 0.05
 """The largest visible scores of two runs are this near, in parts of them; a softmax that is given others says so."""
+
+_ROUNDED = 2.0**-6
+"""The number that hides scores may be rounded to a dtype of 16 bits, and a score be added to it."""
 
 _PARTS = frozenset(("narrow", "view", "view_as", "reshape", "__getitem__", "split", "chunk", "unbind", "as_strided"))
 """Calls that give a part of a tensor, or another form of it, in the same memory."""
@@ -139,18 +142,22 @@ def buckets(walker: PairedRank) -> None:
 
 
 def masks_of_scores(walker: PairedRank) -> None:
-    """Scores of which a mask has hidden some, by minus infinity on one side and by a large negative number on the other: the statistics
-    are those of the mask, and the softmax behind them tells. Where the runs make the same calls, the numbers are those that a call is
-    given to hide by."""
+    """Masks that hide scores by another number on one side than on the other (minus infinity, -1e4), and scores that they have hidden some
+    of: the statistics are those of the number, and the softmax behind them tells. Where the runs make the same calls, the numbers are
+    those that calls are given, or masks hold."""
     side, golden, m = walker.side, walker.golden.side, walker.measured
-    given = _find_hiding_numbers(walker)
-    if not (given or walker.extra or walker.missing):
-        return
     target_rows, golden_rows = factorize.columns(walker.rows)
     (target_top, target_low), (golden_top, golden_low) = side.stats[target_rows, :2].T, golden.stats[golden_rows, :2].T
-    masked = (m.distance > 0) & (target_low <= HIDDEN) & (golden_low <= HIDDEN) & (target_low != golden_low) & ~m.argument
+    hides = (m.distance > 0) & (target_low <= HIDDEN) & (golden_low <= HIDDEN) & (target_low != golden_low)
+    given = _find_hiding_numbers(walker)
+    for pair in np.flatnonzero(hides & (target_top == 0) & (golden_top == 0) & ~m.argument).tolist():
+        if np.isclose(*(_hidden_share(table, row) for table, row in zip((side, golden), walker.rows[pair]))):
+            given[pair] = target_low[pair], golden_low[pair]
+    if not (given or walker.extra or walker.missing):
+        return
+    masked = hides & ~m.argument
     if not (walker.extra or walker.missing):
-        masked &= np.any([np.isclose(target_low, t, 1e-2) & np.isclose(golden_low, g, 1e-2) for t, g in given.values()], axis=0)
+        masked &= np.any([np.isclose(target_low, t, _ROUNDED) & np.isclose(golden_low, g, _ROUNDED) for t, g in given.values()], axis=0)
     for pair in np.flatnonzero(masked).tolist():
         row, golden_row = walker.rows[pair]
         near = abs(target_top[pair] - golden_top[pair]) <= _VISIBLE * max(abs(target_top[pair]), abs(golden_top[pair]))
@@ -162,15 +169,32 @@ def masks_of_scores(walker: PairedRank) -> None:
         walker.hidden_by = walker.hidden_by or (side.name[walker.rows[pair][0]], *numbers)
 
 
+def _hidden_share(side: DumpTable, row: int) -> float:
+    """The part of a mask's elements that hide, where the others are 0."""
+    _, low, mean, _ = side.stats[row]
+    return float(mean / low) if np.isfinite(mean) else side.infs.get(row, np.nan) / distances.elements(side.shape[row])
+
+
 def _find_hiding_numbers(walker: PairedRank) -> dict[int, tuple[float, float]]:
-    """Pair of rows -> another number on either side that a call puts in the place of what a mask hides."""
+    """Pair of rows -> another number on either side that a call is given, and that is the least of what it gives, or does not show there:
+    a number that stands for what a mask hides."""
     side, golden, given = walker.side, walker.golden.side, dict[int, tuple[float, float]]()
     for pair in np.flatnonzero(walker.measured.argument).tolist():
         row, golden_row = walker.rows[pair]
         numbers = [number for number in (side.values.get(row), golden.values.get(golden_row)) if isinstance(number, (int, float))]
-        if walker.target.kinds[side.op[row]][-1] in MASKINGS and len(numbers) == 2 and max(numbers) <= HIDDEN:
+        if (
+            len(numbers) == 2
+            and max(numbers) <= HIDDEN
+            and all(_is_least_result(walker, result, numbers) for result in walker.result_pairs(side.op[row]))
+        ):
             given[pair] = float(numbers[0]), float(numbers[1])
     return given
+
+
+def _is_least_result(walker: PairedRank, pair: int, numbers: Sequence[float]) -> bool:
+    """Two numbers are the least ones of a result of either side; or the results are the same."""
+    least = [table.stats[row, 1] for table, row in zip((walker.side, walker.golden.side), walker.rows[pair])]
+    return not walker.measured.distance[pair] or bool(np.isclose(least, numbers, rtol=_ROUNDED).all())
 
 
 def finished_by_other_calls(walker: PairedRank) -> None:
