@@ -278,7 +278,14 @@ class StepLoop:
                 diagnosis.problems += why(self._first, before)
         if self._exact and diagnosis.finding == findings.NONE:
             self._count_every_bit()
-        if self._first is not None and all(_lacks_update(one) for one in before.different().walkers.values()):
+        walkers = before.different().walkers.values()
+        if not any(len(kind) == 3 for walker in walkers for kind in walker.target.kinds):
+            template = (
+                "Only modules were recorded: what the calls in them are given, running statistics, sums over ranks and the update behind"
+                " the last step were not compared; at level mix the calls tell."
+            )
+            diagnosis.evidence.append(Sentence(template))
+        if self._first is not None and all(map(_lacks_update, walkers)):
             template = (
                 "The calls of the update were not recorded: a wrong factor on the gradients that it is given (clipping) hardly shows in"
                 " what an optimizer like Adam makes of them; at level mix its calls tell."
