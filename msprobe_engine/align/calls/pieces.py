@@ -88,7 +88,7 @@ def _calls_of_other_sizes(pairs: CallPairs) -> Iterable[tuple[dict[int, Taken], 
     alike = {i for i, j in pairs.found.items() if forms[i] == golden_forms[j]}
     known: tuple[Collection[int], Collection[int]] = alike, {pairs.found[i] for i in alike}
     for side, (tree, done) in enumerate(zip((pairs.target, pairs.golden), known)):
-        for op, kind in enumerate(tree.kinds):
+        for op, kind in enumerate(tree.kinds[: tree.last_backward]):  # pieces of gradients behind it are those of their buffers
             if kind[0] == "forward" and op not in done:
                 groups.setdefault(_place(tree, op), ({}, {}))[side][op] = _taken(tree, op)
     return groups.values()
