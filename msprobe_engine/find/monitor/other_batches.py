@@ -67,18 +67,22 @@ def leave_out_unequal(limits: dict[Number, float], means: Set[Number]) -> bool:
 
 
 def ranks_of_one_side(target: Run, golden: Run, apart: Set[str]) -> list[Sentence]:
-    """That ranks which one run has alone were not compared, but for those with the same numbers as one that was.
+    """That ranks which one run has alone were not compared, but for those that the other training does not have, with the same numbers as
+    one that was.
 
     Args:
         apart: families that are not compared, or (loss) as means over the ranks.
     """
     both = sorted(set(target.ranks) & set(golden.ranks))
-    alone = [(run, rank) for run in (target, golden) for rank in run.ranks if rank not in both]
-    alone = [(run, rank) for run, rank in alone if not any(_is_copy(run, rank, other, apart) for other in both)]
-    unpaired = sorted(rank for _, rank in alone)
+    unpaired = [
+        rank
+        for run, other_run in ((target, golden), (golden, target))
+        for rank in run.ranks
+        if rank not in both and not (rank >= world_size(other_run) > 0 and any(_is_copy(run, rank, compared, apart) for compared in both))
+    ]
     if len(unpaired) == 1:
         return [Sentence("{0} is on one side only and was not compared", ranks_text(unpaired))]
-    return [Sentence("{0} are on one side only and were not compared", ranks_text(unpaired))] if unpaired else []
+    return [Sentence("{0} are on one side only and were not compared", ranks_text(sorted(unpaired)))] if unpaired else []
 
 
 def _is_copy(run: Run, rank: int, other: int, apart: Set[str]) -> bool:
