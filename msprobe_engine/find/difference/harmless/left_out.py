@@ -151,7 +151,8 @@ def masks_of_scores(walker: PairedRank) -> None:
     hides = (m.distance > 0) & (target_low <= HIDDEN) & (golden_low <= HIDDEN) & (target_low != golden_low)
     given = _find_hiding_numbers(walker)
     for pair in np.flatnonzero(hides & (target_top == 0) & (golden_top == 0) & ~m.argument).tolist():
-        if np.isclose(*(_hidden_share(table, row) for table, row in zip((side, golden), walker.rows[pair]))):
+        target_share, golden_share = (_hidden_share(table, row) for table, row in zip((side, golden), walker.rows[pair]))
+        if np.isclose(target_share, golden_share):
             given[pair] = target_low[pair], golden_low[pair]
     if not (given or walker.extra or walker.missing):
         return
