@@ -242,7 +242,7 @@ def _distances(taken: Floats, others: Floats) -> Floats:
     with np.errstate(all="ignore"):
         scale = np.maximum(np.abs(others), np.abs(taken)).max(2)
         apart = np.where(scale > 0, np.abs(others - taken).max(2) / np.where(scale > 0, scale, 1.0), 0.0)
-    return np.nan_to_num(apart, nan=np.inf).max(1)
+    return np.asarray(np.nan_to_num(apart, nan=np.inf).max(1))
 
 
 def _sizes(forms: Sequence[object]) -> list[object]:

@@ -90,11 +90,11 @@ def _is_copy(run: Run, rank: int, other: int, apart: Set[str]) -> bool:
     families = set(run.families(rank)) - apart
     if families != set(run.families(other)) - apart:
         return False
-    tables = [
+    tables: list[list[Table]] = [
         [run.scalars(one), *(run.series(one, family, op) for family in sorted(families) for op in run.ops(one, family))]
         for one in (rank, other)
     ]
-    return len(tables[0]) == len(tables[1]) and all(_are_equal(*pair, apart) for pair in zip(*tables))
+    return len(tables[0]) == len(tables[1]) and all(_are_equal(one, two, apart) for one, two in zip(tables[0], tables[1]))
 
 
 def _are_equal(one: Table, other: Table, apart: Set[str]) -> bool:
