@@ -57,9 +57,9 @@ def diagnose_monitor(run: Run) -> Diagnosis:
         diagnosis.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
         if len(loaded.anomalies) > 1:
             diagnosis.evidence.append(Sentence("{0} alerts; this is the first in the order of execution.", len(loaded.anomalies)))
+            diagnosis.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
         if first.next:
             diagnosis.evidence.append(Sentence("What the rule says to do: {0}", first.next))
-        diagnosis.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
         interval = _replica_check(run) or 1
         if diagnosis.finding == findings.DESYNC and interval > 1:
             template = "Copies of parameters were compared every {0} steps: these may differ since step {1}."
