@@ -118,6 +118,7 @@ def _against(version: str, one: list[list[str]], other: list[list[str]], columns
     return compare_rows([dict(zip(columns, row)) for row in one], [dict(zip(columns, row)) for row in other], None)
 
 
+@pytest.mark.fast_cells("8.1.1")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_a_file_against_itself_passes(version: str) -> None:
     """Whatever it holds: of the existing tool (which fails this), and of ours."""
@@ -278,6 +279,7 @@ def _near(one: str, other: str, bound: float, relative: bool = False) -> bool:
     return abs(numbers[0] - numbers[1]) <= bound * (size if relative else max(1.0, size))
 
 
+@pytest.mark.slow
 def test_the_columns_are_those_of_the_existing_tool(dumps: Path, ours: Path) -> None:
     """All columns but the messages, in every row of a call that it could run; calls that draw random numbers cannot be equal."""
     for case in sorted(place.name for place in ours.iterdir()):

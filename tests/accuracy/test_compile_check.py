@@ -73,7 +73,7 @@ def check(net: nn.Module, loss: Callable[[nn.Module], torch.Tensor] = small_loss
 
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-@pytest.mark.fast_cells("dtype1-False", "dtype1-True")
+@pytest.mark.fast_cells("dtype1-True")
 def test_right_code_passes(dtype: torch.dtype, single: bool) -> None:
     """Compiled code that is right passes, in one pass and in two, in both precisions, with dropout."""
     result = check(model("", dtype, 0.2), single_pass=single)
@@ -87,6 +87,7 @@ def test_right_code_passes(dtype: torch.dtype, single: bool) -> None:
     })  # fmt: skip
 
 
+@pytest.mark.fast_cells("scale-fwd_output-True")
 @pytest.mark.parametrize("single", [True, False])
 @pytest.mark.parametrize(("wrong", "kind"), [("scale", "fwd_output"), ("gradient", "grad_"), ("nan", "fwd_output")])
 def test_planted_faults_are_found(wrong: str, kind: str, single: bool) -> None:
@@ -112,6 +113,7 @@ def test_round_off_is_that_of_the_coarsest_type(dtypes: list[torch.dtype], cast:
     assert PrecisionChecker(cast_dtype=cast)._unit(net) == unit
 
 
+@pytest.mark.slow
 def test_graphs_pass_where_python_went_another_way() -> None:
     """A branch on `is_compiling` is no fault of the compiler: the graphs pass while the module fails."""
     result = check(model("scale"))
@@ -129,6 +131,7 @@ def broken(graph: torch.fx.GraphModule, _inputs: Any) -> Callable[..., Any]:
     return run
 
 
+@pytest.mark.slow
 def test_first_failing_layer_of_the_compiler() -> None:
     """With one backend after the other the layer that brings the fault is named; a broken backend fails in its graphs."""
     checker = PrecisionChecker(strict=True)
@@ -236,6 +239,7 @@ def test_modules_that_are_not_compiled_are_no_pass() -> None:
     assert "NOTHING COMPARED" in text(result)
 
 
+@pytest.mark.slow
 def test_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The report is printed and written with the columns of the existing tool first; graphs are saved as text."""
     net = model("scale")

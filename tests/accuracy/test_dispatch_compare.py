@@ -75,6 +75,7 @@ def run(tmp_path_factory: pytest.TempPathFactory) -> tuple[PtdbgDispatch, Any, A
     return mode, plain, training(torch.bfloat16, mode)
 
 
+@pytest.mark.slow
 def test_training_has_the_same_bits(run: Any) -> None:
     """Losses, weights and random streams are those of the training alone."""
     _, plain, watched = run
@@ -317,6 +318,7 @@ def test_two_settings_of_one_device(tmp_path: Path) -> None:
     assert "the benchmark would be the same run: 1" in mode.tables.text()
 
 
+@pytest.mark.slow
 def test_other_processes_give_the_same_verdicts(tmp_path: Path) -> None:
     """With `process_num` the tables have the same verdicts."""
 

@@ -143,6 +143,7 @@ def plain() -> list[bytes]:
     return bits_of_training(None, torch.bfloat16)
 
 
+@pytest.mark.fast_cells("improve_precision-forward", "improve_precision-backward")
 @pytest.mark.parametrize("stage", ["forward", "backward"])
 @pytest.mark.parametrize("mode", MODES)
 def test_the_training_has_the_same_bits(mode: str, stage: str, plain: list[bytes], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,6 +193,7 @@ def test_annotations_that_do_not_resolve(tmp_path: Path, monkeypatch: pytest.Mon
     assert F.softmax is known_to_type_checkers
 
 
+@pytest.mark.slow
 def test_a_composite_softmax_is_found_and_fixed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """In bfloat16, where the program has it in the place of torch's, which is not reported; fix gives the result of the good kernel."""
     torch.manual_seed(0)

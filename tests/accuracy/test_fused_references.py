@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 
+import pytest
 import torch
 from call_records import Memory, wide
 from torch.nn import functional
@@ -116,6 +117,7 @@ def test_results_of_an_npu_are_judged_elsewhere() -> None:
         assert (found.forward, found.backward) == (status, PASS)
 
 
+@pytest.mark.slow
 def test_recorded_attention_with_later_arguments() -> None:
     """A call of an NPU with the arguments of later releases is judged by attention, statistics of the softmax and gradients; one
     with an argument that no formula knows is not, and says so."""

@@ -127,6 +127,7 @@ def two_ranks(hosts: Hosts) -> tuple[Path, str, list[str]]:
     return out, log.read_text(), [path.read_text() for path in logs]
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_verdicts_are_those_of_the_offline_check(two_ranks: tuple[Path, str, list[str]], tmp_path: Path) -> None:
     """What the benchmark host says of every call is what acc_check says of the same data, cell by cell."""
@@ -144,6 +145,7 @@ def test_verdicts_are_those_of_the_offline_check(two_ranks: tuple[Path, str, lis
                 assert mine == other
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_every_rank_and_step_has_its_files(two_ranks: tuple[Path, str, list[str]]) -> None:
     """Result files are named by rank, in a directory per step; every forward record of the training has its row."""
@@ -160,6 +162,7 @@ def test_every_rank_and_step_has_its_files(two_ranks: tuple[Path, str, list[str]
     assert "not everything" not in said
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_nothing_is_lost_on_the_way(two_ranks: tuple[Path, str, list[str]]) -> None:
     """Every tensor that a record names has arrived, cable or not, and both ends say so."""

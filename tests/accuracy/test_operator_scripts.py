@@ -242,6 +242,7 @@ def test_pytest_takes_a_script(scripts: Path) -> None:
     assert "1 passed" in done.stdout, done.stdout[-2000:]
 
 
+@pytest.mark.slow
 def test_config_of_the_existing_tool(dump: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """config_op.json: the call is extracted and its script has the existing name; a second time it is made of the extracted file alone."""
     file, config = next(dump.glob("step0/*/dump.json")), tmp_path / "config_op.json"

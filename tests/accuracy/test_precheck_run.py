@@ -139,6 +139,7 @@ def _wait_for_rows(directory: Path, count: int, process: subprocess.Popen[bytes]
     raise AssertionError(f"no {count} rows")
 
 
+@pytest.mark.slow
 def test_a_check_that_is_interrupted_says_how_to_go_on_and_leaves_no_process(tmp_path: Path) -> None:
     """Ctrl-C: the rows that are there stay whole."""
     file = dump(tmp_path / "dump", ["slow"] * 500)
@@ -273,6 +274,7 @@ def test_a_build_for_an_accelerator_on_a_machine_without_one(monkeypatch: pytest
     assert resolve_device("auto") == "cpu"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("device", "more"),
     [

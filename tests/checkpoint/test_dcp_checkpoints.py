@@ -86,6 +86,7 @@ def holds(found: Checkpoint, path: Path, states: bool = True) -> None:
         np.testing.assert_array_equal(array_of(tensor), wanted[key].float().numpy(), err_msg=key)
 
 
+@pytest.mark.fast_cells("nested")
 @pytest.mark.parametrize("name", ["nested", "flat", "app"])
 def test_weights_and_states_of_two_ranks(saved: Path, name: str) -> None:
     """Bit by bit what the run gathered itself; optimizer states are named by parameter, whether the run flattened them or not."""
@@ -307,6 +308,7 @@ def _accelerated(target: Path) -> None:
         accelerator.save_state(str(target / kind))
 
 
+@pytest.mark.slow
 def test_fsdp_of_accelerate(tmp_path: Path) -> None:
     """Directories of pieces inside the state's directory, and the gathered files, are the same checkpoint."""
     run_ranks(2, _accelerated, tmp_path)

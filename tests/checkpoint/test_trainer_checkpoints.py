@@ -106,6 +106,7 @@ def trained(model: nn.Module, path: Path, **arguments: Any) -> Trainer:
     return trainer
 
 
+@pytest.mark.fast_cells("Llama", "Qwen2")
 @pytest.mark.parametrize("name", MODELS)
 def test_a_checkpoint_of_the_trainer(tmp_path: Path, name: str) -> None:
     """Weights and Adam states bit by bit; safetensors sorts names and Adam counts parameters, in two groups, yet each finds its own."""

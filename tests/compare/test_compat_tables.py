@@ -78,6 +78,7 @@ def _number(cell: Any) -> float:
         return math.nan
 
 
+@pytest.mark.fast_cells("26.2.0-debug", "26.2.0-md5_mix", "26.2.0-statistics_L0", "26.2.0-statistics_L1")
 @pytest.mark.parametrize(("version", "group"), GROUPS)
 def test_every_cell_equals_theirs(version: str, group: str, unpacked: dict[tuple[str, str], Path]) -> None:
     """Columns, rows, cells, colours of rows, and the row that the advice names."""

@@ -56,6 +56,7 @@ def states_before(stage: int) -> None:
     assert norms[1] == norms[2]
 
 
+@pytest.mark.fast_cells("0")
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 def test_states_before_a_skipped_update(stage: int) -> None:
     """They are shown although the inner optimizer is not called, and are those that the next update begins with."""

@@ -139,6 +139,7 @@ def each(case: Case) -> Any:
                 yield samples, scalars, name, truth, reference
 
 
+@pytest.mark.fast_cells("(0, 'fp32', 2, 0.05, '')", "(0, 'bf16', 1, 0.05, '')")
 @pytest.mark.framework
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_gradients(case: Case) -> None:

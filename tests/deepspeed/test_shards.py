@@ -91,6 +91,7 @@ def deepspeed_whole(parameter: torch.Tensor) -> Any:
     return contextlib.nullcontext(parameter.detach())
 
 
+@pytest.mark.fast_cells("0-fp32-2-more0-Shards", "0-bf16-2-more1-UnfusedShards")
 @pytest.mark.framework
 @pytest.mark.parametrize(("stage", "dtype", "accumulation", "more", "kind"), CASES)
 def test_parts_are_those_of_the_whole(stage: int, dtype: str, accumulation: int, more: dict[str, Any], kind: str) -> None:

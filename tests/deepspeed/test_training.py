@@ -82,7 +82,7 @@ def broken(stage: int, part: str) -> tuple[list[float], dict[str, bytes], bytes]
 
 @pytest.mark.framework
 @pytest.mark.parametrize(("stage", "part"), [(1, "_enter"), (3, "_around"), (2, "gradient"), (0, "after_step"), (3, "_local")])
-@pytest.mark.fast_cells("0-after_step", "1-_enter", "2-gradient", "3-_local")
+@pytest.mark.fast_cells("1-_enter")
 def test_faults_of_the_probe_stay_in_the_probe(stage: int, part: str) -> None:
     """An exception in any of our parts leaves the training as it is without it."""
     assert run_ranks(2, broken, stage, part) == plain(stage, "bf16", "{}")
@@ -111,6 +111,7 @@ def hooks_of(stage: int) -> tuple[list[str], list[str]]:
     return before, state()
 
 
+@pytest.mark.fast_cells("0")
 @pytest.mark.framework
 @pytest.mark.parametrize("stage", [0, pytest.param(1, marks=pytest.mark.slow), 2, 3])  # of 1 and 2 one class takes care
 def test_nothing_stays_behind(stage: int) -> None:

@@ -81,6 +81,7 @@ def test_diagnose_alone(version: str, case: str, dumps: Path) -> None:
     assert right(case, first.rank, first.record), found.headline()
 
 
+@pytest.mark.fast_cells("8.1.1-before", "8.1.1-between", "8.1.1-after", "8.1.1-two_groups")
 @pytest.mark.parametrize(("version", "case"), ALL)
 def test_diagnose_against_the_clean_run(version: str, case: str, dumps: Path, tmp_path: Path) -> None:
     """Held against the run without the fault `diagnose` names the same record, and ``diff_analyze`` holds it; equal runs give none."""

@@ -53,7 +53,7 @@ def said(found: Diagnosis) -> str:
 
 
 @pytest.mark.parametrize("levels", [("L0", "mix"), ("mix", "L0"), ("L1", "mix"), ("mix", "L1")], ids="-".join)
-@pytest.mark.fast_cells("L0-mix", "mix-L0", "mix-L1")
+@pytest.mark.fast_cells("L0-mix")
 def test_other_level(levels: tuple[str, str], dumps: Path) -> None:
     """Records that one level has not are no calls of one run only: the same training is the same, and a defect is named as at the level
     that both have."""
@@ -95,6 +95,7 @@ def test_other_selection(dumps: Path, tmp_path: Path) -> None:
     assert wrong.suspects[0].kind == "taken in"
 
 
+@pytest.mark.slow
 def test_other_network(dumps: Path) -> None:
     """Runs of unrelated models have no first suspect: the page says that they have next to nothing in common."""
     dump_mixture(dumps / "mixture", lambda _: None)
@@ -105,6 +106,7 @@ def test_other_network(dumps: Path) -> None:
         assert "the same training?" in said(found)
 
 
+@pytest.mark.slow
 def test_larger_model(dumps: Path) -> None:
     """A model of twice the width in one process is no layout: the parameter of another shape is named, with both shapes."""
     dump(dumps / "wide", Shape(steps=1, hidden=2 * SHAPE.hidden), lambda _: None)
@@ -114,6 +116,7 @@ def test_larger_model(dumps: Path) -> None:
     assert f"{2 * SHAPE.hidden}], in the golden run" in first.why
 
 
+@pytest.mark.slow
 def test_nan_against_infinity(dumps: Path, tmp_path: Path) -> None:
     """NaN in place of an infinity is a difference in both directions, and NaN at the same places on both sides is none, but said."""
 

@@ -147,6 +147,7 @@ def test_a_mask_hides_no_difference(level: str, record: str, dumps: Path) -> Non
     assert {str(row[TARGET_NAME]).partition(".forward")[0] for row in wrong} == {record.partition(".forward")[0]}, wrong
 
 
+@pytest.mark.slow
 def test_a_parameter_behind_an_optimizer(dumps: Path) -> None:
     """A parameter that differs at the beginning of a step, by no more than an update, is said to lie behind the step before, with the
     calibration as what to do next. Noise of one unit of the weights, of which Adam makes such a difference in the bias of the keys, is

@@ -52,6 +52,7 @@ def test_two_runs_agree_up_to_round_off(tmp_path: Path) -> None:
     assert (found.first_suspect.step, found.first_suspect.module) == (2, "layers.3.mlp")
 
 
+@pytest.mark.slow
 def test_what_several_ranks_have_is_one_suspect(tmp_path: Path) -> None:
     """The same alert of many ranks, and the same number that is off on many ranks, is named once, with the ranks."""
     run, name = Monitor(tmp_path / "run", ranks=40), "layers.1.mlp.weight"

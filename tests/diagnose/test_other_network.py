@@ -21,7 +21,7 @@ def golden(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
-@pytest.mark.fast_cells("sharper-gate")
+@pytest.mark.slow
 @pytest.mark.parametrize("defect", [d for d in DEFECTS if d.name in SOME], ids=lambda d: directory_name(d.name))
 def test_planted(defect: Defect, golden: Path, tmp_path: Path) -> None:
     """The record that the defect is in comes first, in the step where it shows; `benchmarks/faults.py` plants all."""

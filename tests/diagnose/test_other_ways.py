@@ -347,6 +347,12 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
     return path
 
 
+@pytest.mark.fast_cells(
+    "plain-foreach-1-several by one call",
+    "plain-recomputed-1-makes again to save memory",
+    "wrapped-plain-1-bear other names",
+    "bf16 masked L0-bf16 masked left out L0-1-",
+)
 @pytest.mark.parametrize(
     ("target", "golden", "ranks", "note"),
     [

@@ -39,7 +39,7 @@ def golden(dumps: Path, shape: Shape) -> Path:
     return path
 
 
-@pytest.mark.fast_cells("wrong-eps-of-a-norm", "one-parameter-not-updated", "branch-detached")
+@pytest.mark.fast_cells("wrong-eps-of-a-norm")
 @pytest.mark.parametrize("case", [case for case in CASES if case.name in SOME], ids=lambda case: directory_name(case.name))
 def test_planted(case: Case, dumps: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The first suspect is the record that the defect is in or its direct producer, in the step and on a rank where it began."""

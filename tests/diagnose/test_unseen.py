@@ -155,6 +155,7 @@ def _found(directory: Path, make: Make, fault: str) -> Diagnosis:
     return diagnose(_dumped(directory / fault, make, fault), _golden(make))
 
 
+@pytest.mark.fast_cells("order-Tensor\\\\.flip\\\\.0\\\\.forward", "cut-Tensor\\\\.detach\\\\.0\\\\.forward")
 @pytest.mark.parametrize(
     ("fault", "record"),
     [
@@ -180,6 +181,7 @@ def test_gradient_that_cancels(tmp_path: Path) -> None:
     assert found.finding == "none", found.text()
 
 
+@pytest.mark.fast_cells("by hand")
 @pytest.mark.parametrize("variation", ["by hand", "whole", "picked"])
 def test_another_way_to_the_same_numbers(variation: str, tmp_path: Path) -> None:
     """Attention written out, a recomputation that does not end early, and a loss that picks its terms are no difference, though other

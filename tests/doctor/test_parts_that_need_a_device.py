@@ -134,6 +134,7 @@ def refuse(device: StandIn) -> None:
     device.cuda.make_graphed_callables = device.cuda.graph = fails  # type: ignore[method-assign,assignment]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("defect", "expected"),
     [

@@ -224,6 +224,7 @@ def marks(name: str) -> Any:
     return () if name in FAST or name.partition("-")[0] in FAST else pytest.mark.slow
 
 
+@pytest.mark.fast_cells("C1-leave_hooks", "C3-spoil_weights")
 @pytest.mark.parametrize(
     ("name", "plant", "verdict"),
     [pytest.param(*one, marks=marks(f"{one[0]}-{one[1].__name__}"), id=f"{one[0]}-{one[1].__name__}") for one in DEFECTS],

@@ -91,6 +91,7 @@ def test_a_check_that_hangs_or_dies_costs_its_own_lines(fake: CheckCommand, tmp_
         os.close(ending)
 
 
+@pytest.mark.slow
 def test_a_check_ends_with_the_program_that_started_it() -> None:
     """Also with one that is killed: a check that hangs would stay on the device."""
     command = [sys.executable, "-m", "msprobe_integrations.doctor", "--device", "cpu", "--only", "A1"]

@@ -46,6 +46,7 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {version: tmp_path_factory.mktemp(version) for version in VERSIONS}
 
 
+@pytest.mark.fast_cells("8.1.1-statistics_mix-bf16", "8.1.1-statistics_L0-nan", "8.1.1-md5_mix-more", "8.1.1-tensor_mix-nan")
 @pytest.mark.parametrize(
     "case",
     [

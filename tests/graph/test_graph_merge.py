@@ -199,6 +199,7 @@ def test_pieces_are_the_tensor_of_one_process(dumps: Callable[[str], Path]) -> N
     assert not any("differ between ranks that should agree" in text for text in found.said)
 
 
+@pytest.mark.fast_cells("tp2-tp1")
 @pytest.mark.parametrize(("target", "golden"), [("tp2", "tp1"), ("dp2", "tp1")])
 def test_runs_cut_in_different_ways_are_no_difference(target: str, golden: str, dumps: Callable[[str], Path]) -> None:
     """One graph of all ranks against one process: nothing is found, no node is an error, and what cannot be compared says why."""

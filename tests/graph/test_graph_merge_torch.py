@@ -112,6 +112,7 @@ def test_tensor_parallel_dtensors_are_one_model(axis: str, dumps: Path) -> None:
     assert not found.said
 
 
+@pytest.mark.slow
 def test_ranks_of_one_batch_are_one_graph(dumps: Path) -> None:
     """The dumps say nothing of the layout: ranks that were given the same batch are one model, ranks with a batch each are copies."""
     (job,) = jobs_of(dumps / "tp", None, AUTO).jobs

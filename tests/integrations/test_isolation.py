@@ -288,7 +288,7 @@ def test_a_fault_stays_in_the_probe(name: str, stride: int) -> None:
 
 
 @pytest.mark.parametrize("name", [name if name in OFTEN else pytest.param(name, marks=pytest.mark.slow) for name in FRAMEWORKS])
-@pytest.mark.fast_cells("ZeRO 2")
+@pytest.mark.slow
 def test_a_fault_under_a_framework(name: str) -> None:
     """The same with one fault in the part that follows a framework, on one of several ranks."""
     module, owner, function = FRAMEWORKS[name]
@@ -297,6 +297,7 @@ def test_a_fault_under_a_framework(name: str) -> None:
     assert not found, table(found)
 
 
+@pytest.mark.slow
 def test_a_fault_that_mindspeed_reaches() -> None:
     """A function of ours that MindSpeed reaches raises: its features, its patches and Megatron's loop are the same."""
     calls = {plant: count for plant, count in reached(MINDSPEED_JOB).items() if plant.module.startswith("msprobe_integrations.m")}

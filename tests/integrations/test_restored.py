@@ -153,7 +153,7 @@ def trainer_mon(training: Training, place: Path) -> None:
     one.stop()
 
 
-@pytest.mark.fast_cells("loop", "mixed", "grad_probe", "trainer_mon")
+@pytest.mark.fast_cells("loop")
 @pytest.mark.parametrize("use", [probe, loop, modules, functions, mixed, tensors, grad_probe, trainer_mon])
 def test_plain(use: Callable[[Training, Path], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """On one rank nothing is left behind."""

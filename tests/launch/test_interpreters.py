@@ -24,6 +24,7 @@ def interpreter(version: str) -> str:
     pytest.skip(f"no Python {version} without numpy on this machine")
 
 
+@pytest.mark.fast_cells("2.7", "3.6")
 @pytest.mark.parametrize("version", VERSIONS)
 def test_other_pythons_go_on(tmp_path: Path, version: str) -> None:
     """A Python without the probe's packages runs its program; where that imports a framework, one line says what is missing. Nothing

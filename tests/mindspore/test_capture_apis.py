@@ -184,6 +184,7 @@ class CompiledCell(nn.Cell):  # type: ignore[misc]
         return self.layers(x) * 2 + ops.relu(x)
 
 
+@pytest.mark.fast_cells("L0")
 @pytest.mark.parametrize("level", LEVELS)
 def test_compiled_functions(level: str) -> None:
     """A compiled function is compiled while the capture looks, gives the same bits, and is one record with its gradients."""

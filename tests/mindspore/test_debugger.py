@@ -242,6 +242,7 @@ FILES: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.fast_cells("8.1.1 statistics", "8.1.1 statistics of a static graph")
 @pytest.mark.parametrize("name", FILES)
 def test_a_file_of_the_existing_tool(tmp_path: Path, name: str) -> None:
     """The file works as it is."""

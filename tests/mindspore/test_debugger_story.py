@@ -143,6 +143,7 @@ def test_a_forked_child_is_not_the_training(tmp_path: Path) -> None:
     assert written(tmp_path).complete
 
 
+@pytest.mark.slow
 def test_a_full_disk(tmp_path: Path, small: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The training ends with the same bits and is told what is lost."""
     plain = train(None, 12)
@@ -284,7 +285,7 @@ def compiled() -> list[bytes]:
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
-@pytest.mark.fast_cells("mix")
+@pytest.mark.slow
 def test_graph_mode(tmp_path: Path, level: str) -> None:
     """A training in GRAPH_MODE has the records of its Cells and the bits it has without a dump."""
     mindspore.set_context(mode=mindspore.GRAPH_MODE)

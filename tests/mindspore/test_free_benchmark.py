@@ -113,7 +113,7 @@ FAST = [cell for at, cell in enumerate(CELLS) if at == 0 or (at + at // 2) % 2]
 
 
 @pytest.mark.parametrize(("mode", "stage"), [cell if cell in FAST else pytest.param(*cell, marks=pytest.mark.slow) for cell in CELLS])
-@pytest.mark.fast_cells("add_noise-forward", "change_value-forward", "improve_precision-backward")
+@pytest.mark.fast_cells("improve_precision-backward")
 def test_the_training_has_the_same_bits(mode: str, stage: str, plain: list[bytes], tmp_path: Path) -> None:
     """In every mode and stage, over random functions and such that change their input; no_change finds nothing."""
     around = debugger(tmp_path, pert_mode=mode, fuzz_stage=stage)

@@ -72,7 +72,7 @@ def run(request: Any) -> tuple[str, list[Frame], list[bytes], list[Any]]:
     return request.param, frames, result, seen
 
 
-@pytest.mark.fast_cells("nn.Adam", "nn.Momentum", "nn.RMSProp")
+@pytest.mark.fast_cells("nn.Adam")
 def test_training_is_the_same(run: Any) -> None:
     """Losses and weights have the same bits with everything watched and with nothing."""
     name, _, result, _ = run
@@ -80,6 +80,7 @@ def test_training_is_the_same(run: Any) -> None:
     assert programs.train(net, optimizer, None) == result
 
 
+@pytest.mark.fast_cells("nn.Adam", "nn.Momentum")
 def test_gradients_and_parameters(run: Any) -> None:
     """Gradients (as the backward pass and as the optimizer has them) and parameters before and after are those of the training."""
     _, frames, _, seen = run
@@ -120,7 +121,7 @@ def test_activations(run: Any) -> None:
     assert gradients["second.output"] == pytest.approx(gradients[".output"])
 
 
-@pytest.mark.fast_cells("nn.Adam", "nn.SGD", "experimental.AdamW")
+@pytest.mark.fast_cells("nn.Adam")
 @pytest.mark.parametrize("kind", ["nn.Adam", "nn.Momentum", "nn.SGD", "nn.Adagrad", "experimental.AdamW", "experimental.SGD"])
 def test_update_of_a_known_optimizer(kind: str) -> None:
     """The update of an optimizer is what the weights have moved by, over the learning rate."""
@@ -153,6 +154,7 @@ def test_micro_batches() -> None:
     assert not [s for s in rows if s.phase == "accumulated"]
 
 
+@pytest.mark.slow
 def test_hooks_are_gone_at_the_end() -> None:
     """After `close` nothing of the probe is called any more, and the classes are as they were."""
     call = nn.Cell.__call__
@@ -169,6 +171,7 @@ def test_hooks_are_gone_at_the_end() -> None:
     assert len(probe.pipeline.samples) == before
 
 
+@pytest.mark.slow
 def test_compiled_training_step_goes_on() -> None:
     """A training step that is compiled as a whole works, and gives what it gives without the probe."""
 
@@ -201,6 +204,7 @@ def test_compiled_training_step_goes_on() -> None:
     assert losses(True) == losses(False)
 
 
+@pytest.mark.fast_cells("nn.Adam")
 @pytest.mark.parametrize("kind", ["nn.Adam", "mint"])
 def test_weights_that_do_not_move(kind: str) -> None:
     """An optimizer that runs and changes no weight (mint.optim on the CPU) is said after two updates, one that works is not."""
@@ -241,6 +245,7 @@ def test_only_steps_that_are_due() -> None:
     assert [frame.step for frame in frames if frame.samples] == [1, 3]
 
 
+@pytest.mark.fast_cells("eager")
 @pytest.mark.parametrize("mode", ["eager", "graph"])
 def test_model_train(mode: str) -> None:
     """Steps are those of the loop, with their loss; in a compiled graph parameters and states are there, and no gradients. Same bits."""
@@ -265,6 +270,7 @@ def test_numbers_of_a_scaled_loss() -> None:
     assert found == {"loss": 1.5, "skipped": 1.0, "loss_scale": 1024.0}
 
 
+@pytest.mark.slow
 def test_incident_with_capture() -> None:
     """NaN: the steps before are written as dumps of the ring's level, and the step after next with APIs; a configured dump is there too."""
     Path("probe.yaml").write_text(

@@ -148,6 +148,7 @@ def test_recomputation_is_not_counted(probes: list[MindSporeProbe]) -> None:
     assert names(probe.frames[0], "actv").count("second.output") == 1
 
 
+@pytest.mark.slow
 def test_compiled_part(probes: list[MindSporeProbe]) -> None:
     """What is inside of a compiled function is not seen; gradients, parameters and states are."""
     probe = MindSporeProbe(programs.settings(**EVERYTHING))

@@ -75,6 +75,7 @@ class Around(Callback):  # type: ignore[misc]  # mindspore has no types
         self.callback.on_train_end(run_context)
 
 
+@pytest.mark.fast_cells("('dataset_sink_mode',)-4")
 @pytest.mark.parametrize(
     ("names", "steps"),
     [

@@ -113,6 +113,7 @@ def dump_blocks(language: str) -> Iterator[str]:
     yield from re.findall(rf"^```{language}\n(.*?)^```", dump_section(), re.DOTALL | re.MULTILINE)
 
 
+@pytest.mark.slow
 def test_the_programs(tmp_path: Path) -> None:
     """The loop, a variable saved by hand, and Model.train."""
     (config,) = dump_blocks("json")

@@ -303,6 +303,7 @@ def outputs(pack: Path | None) -> tuple[Any, list[Any]]:
     return checker, [loss.asnumpy().tobytes(), *(g.asnumpy().tobytes() for g in grads)]
 
 
+@pytest.mark.slow
 def test_a_compiled_step_is_left_alone(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """A model that only compiled code calls computes the same bits, and the end of the checker says why there is nothing of it."""
     _, plain = outputs(None)

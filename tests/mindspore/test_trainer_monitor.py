@@ -71,6 +71,7 @@ def table(family: str) -> list[dict[str, str]]:
     return rows
 
 
+@pytest.mark.fast_cells("Adam")
 @pytest.mark.parametrize("optimizer", [lambda p: nn.Adam(p, 1e-2), lambda p: nn.AdamWeightDecay(p, 1e-2)], ids=["Adam", "AdamWeightDecay"])
 def test_everything_with_an_optimizer_that_is_compiled(optimizer: Any) -> None:
     """All families of the existing file come, once per step and tensor; the training has the same bits."""
@@ -213,6 +214,7 @@ def test_files(level: str) -> None:
                 assert float(row["(0, 1]"]) == pytest.approx(float(((gradient > 0) & (gradient <= 1)).mean()))
 
 
+@pytest.mark.slow
 def test_two_runs_are_compared() -> None:
     """The comparison of two runs reads the files; equal runs agree."""
     run("L1", "first")

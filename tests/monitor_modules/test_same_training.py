@@ -79,6 +79,7 @@ def sharded_features() -> tuple[dict[str, float], dict[str, float], set[str]]:
     return truth, norms, {s.extra.get("scope", "") for s in linear}
 
 
+@pytest.mark.slow
 def test_weights_are_whole_under_fsdp2() -> None:
     """A weight that FSDP2 has sharded is looked at while it is whole."""
     for truth, norms, scopes in run_ranks(2, sharded_features):

@@ -46,6 +46,7 @@ def test_what_is_learned(learned: tuple[Path, Path]) -> None:
     assert not bands.scale
 
 
+@pytest.mark.slow
 def test_check_counts_false_alarms(learned: tuple[Path, Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """On a second healthy run there are none; on one with a fault they are counted, named, and the exit code says so."""
     good, bands = learned
@@ -77,6 +78,7 @@ def test_a_run_with_alerts_is_named(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(rf"{tmp_path}/bad: \d+ alerts? in this run: is it healthy\?", capsys.readouterr().err)
 
 
+@pytest.mark.slow
 def test_the_rule_is_quiet_and_catches(learned: tuple[Path, Path], tmp_path: Path) -> None:
     """Live, with another seed, the rule says nothing; a gradient out of its band is said after `patience` steps, a parameter that stays
     after three."""

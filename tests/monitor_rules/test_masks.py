@@ -59,7 +59,7 @@ def train(root: Path, level: str, name: str, bad: int = -1) -> None:
 
 @pytest.mark.parametrize("level", ["", "mix"])
 @pytest.mark.parametrize("name", ["gpt2", "llama"])
-@pytest.mark.fast_cells("llama-", "llama-mix")
+@pytest.mark.fast_cells("llama-")
 def test_masks_of_a_transformer(name: str, level: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     """No alert, no finding, and all commands say what was passed over and where."""
     train(tmp_path / "run", level, name)

@@ -73,6 +73,7 @@ def test_frozen_parameter(tmp_path: Path, digest: bool) -> None:
     assert [(a.rule, a.name, a.step) for a in recorder.alerts] == [("unchanged_parameter", name, 2)]
 
 
+@pytest.mark.slow
 def test_underflow_in_bfloat16(tmp_path: Path) -> None:
     """Gradients that come down to what bfloat16 cannot hold: within 10 steps."""
 
@@ -85,6 +86,7 @@ def test_underflow_in_bfloat16(tmp_path: Path) -> None:
     assert caught(recorder, "gradient_underflow")[0] <= START + 10
 
 
+@pytest.mark.slow
 def test_dead_expert(tmp_path: Path) -> None:
     """An expert that the router never takes any more: after 20 steps."""
 
@@ -106,6 +108,7 @@ def test_loss_spike(tmp_path: Path) -> None:
     assert caught(run(tmp_path, START + 2, before=fault), "loss_spike") == (START, "loss")
 
 
+@pytest.mark.slow
 def test_update_norm_doubles_before_the_loss_moves(tmp_path: Path) -> None:
     """Gradients that begin to point the same way, no larger than before: the update is said to have doubled within 8 steps, and neither
     loss nor gradient norm has said anything by then."""
@@ -152,6 +155,7 @@ def test_gradients_that_vanish_and_explode(tmp_path: Path) -> None:
     assert caught(recorder, "vanishing_gradient") == (START + 10, "layers.0")
 
 
+@pytest.mark.slow
 def test_overflow_in_every_step(tmp_path: Path) -> None:
     """Inf in every step under a loss scale: skipped updates after 4 steps, the end of the scale when it is there."""
 
@@ -258,6 +262,7 @@ def test_parameters_that_are_not_meant_to_be_trained(tmp_path: Path) -> None:
     assert recorder.alerts == []
 
 
+@pytest.mark.fast_cells("False")
 @pytest.mark.parametrize("digest", [False, True])
 def test_a_parameter_that_something_writes_into(digest: bool, tmp_path: Path) -> None:
     """Between two updates, in the step in which it is seen; weights that are all loaded anew are no fault of one."""
@@ -275,6 +280,7 @@ def test_a_parameter_that_something_writes_into(digest: bool, tmp_path: Path) ->
     assert alerts == [(START, "layers.0.fc1.weight")]
 
 
+@pytest.mark.slow
 def test_a_learning_rate_that_becomes_zero(tmp_path: Path) -> None:
     """After 10 steps."""
 

@@ -98,7 +98,7 @@ def test_plain(algorithm: str) -> None:
 
 @pytest.mark.parametrize("algorithm", ["adamw", "sgd"])
 @pytest.mark.parametrize("kind", ["ddp", "ddp_views", "fsdp2", "fsdp2_columns"])
-@pytest.mark.fast_cells("ddp-adamw", "ddp-sgd", "ddp_views-adamw", "ddp_views-sgd", "fsdp2-sgd", "fsdp2_columns-sgd")
+@pytest.mark.fast_cells("ddp-adamw", "fsdp2-sgd")
 def test_two_ranks(kind: str, algorithm: str) -> None:
     """Two ranks: unreduced gradients are each rank's own, everything else is of whole parameters, uneven and empty shards included."""
     run_ranks(2, job, kind, algorithm)
@@ -123,6 +123,7 @@ def digests(kind: str) -> list[dict[tuple[str, ...], int | None]]:
     return [{key: seen.statistics.digest for key, seen in pc.samples(frame).items()} for frame in frames]
 
 
+@pytest.mark.slow
 def test_digest_of_shards() -> None:
     """Shards of the first dimension have digests that add up to that of the whole parameter; of other dimensions there is none rather
     than a wrong one."""
@@ -154,6 +155,7 @@ def scope() -> set[tuple[Any, ...]]:
     return {(seen.extra["scope"], tuple(seen.extra["shard"]), seen.extra["of"]) for frame in frames for seen in pc.samples(frame).values()}
 
 
+@pytest.mark.slow
 def test_scope_says_shard() -> None:
     """A rank that monitors alone cannot merge: its rows are those of its shard, with the shard's shape, and say which part they are."""
     found, nothing = run_ranks(2, scope)

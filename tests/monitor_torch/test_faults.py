@@ -44,6 +44,7 @@ def train(probe: TorchProbe | None, steps: int = 3) -> list[torch.Tensor]:
     return list(model.parameters())
 
 
+@pytest.mark.fast_cells("gradient-lost0")
 @pytest.mark.parametrize(
     ("method", "lost"),
     [

@@ -56,6 +56,7 @@ def job() -> Any:
     return model[0].weight.grad.placements != model[0].weight.placements, added_up, [line for line in lines if "laid out" in line]
 
 
+@pytest.mark.slow
 def test_other_layouts() -> None:
     """Of a gradient that every rank has whole, the rows of its part are taken; one that is still to be added over ranks makes no row, and
     one message says so."""

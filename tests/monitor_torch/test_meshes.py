@@ -52,6 +52,7 @@ def job(data_ranks: int, unreduced: bool) -> dict[tuple[str, ...], tuple[Any, ..
     return {key: (sample.statistics.norm, sample.shape, sample.extra.get("scope")) for key, sample in seen.items()}
 
 
+@pytest.mark.slow
 def test_tensor_parallel() -> None:
     """Rows of tensor-parallel shards merge, replicated parameters count once, and a gradient that is divided in another way than its
     parameter makes no row that looks like a whole one."""

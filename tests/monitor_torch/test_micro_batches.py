@@ -72,6 +72,7 @@ def accumulated(kind: str, sync: str, first: int = 0) -> None:
         assert not frame.lost
 
 
+@pytest.mark.fast_cells("ddp")
 @pytest.mark.parametrize("kind", ["ddp", "ddp_views", "fsdp2"])
 def test_sum_over_micro_batches(kind: str) -> None:
     """Once a step, the sum over micro batches, each rank's own."""
@@ -113,6 +114,7 @@ def test_own_gradient_of_every_micro_batch(kind: str) -> None:
     run_ranks(2, every_micro_batch, kind, "last", "local")
 
 
+@pytest.mark.fast_cells("every-local")
 @pytest.mark.parametrize(("sync", "phase"), [("every", "local"), ("last", "accumulated")])
 def test_micro_batches_under_fsdp2(sync: str, phase: str) -> None:
     """Reduced at once, a micro batch's gradient is its own; kept, autograd has added it to the others, and the phase says so."""
@@ -127,6 +129,7 @@ def last_own() -> None:
             pc.assert_same(sample, micros[-1][name], name)
 
 
+@pytest.mark.slow
 def test_no_sum_exists_when_every_micro_batch_is_reduced() -> None:
     """FSDP2 that reduces every micro batch has no sum of this rank: what is shown is the last micro batch's own, and is called so."""
     run_ranks(2, last_own)
@@ -138,6 +141,7 @@ def each_once() -> None:
         assert set(unreduced(frame)) == {(name, "local", str(i)) for i in range(MICRO) for name in micros[0]}
 
 
+@pytest.mark.slow
 def test_one_row_where_both_are_wanted() -> None:
     """The last micro batch's own gradient is there as a micro batch already: no key comes twice."""
     run_ranks(2, each_once)

@@ -136,7 +136,7 @@ def trials(kind: str) -> dict[str, Any]:
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")
 @pytest.mark.parametrize("kind", NAMES)
-@pytest.mark.fast_cells("fsdp1")
+@pytest.mark.slow
 def test_no_number_is_another_one(kind: str) -> None:
     """Of every name; what is left out without it is said with the name, by a rank at least: others may miss what it has not sent."""
     renames.functions(PACKAGE)  # once, before children are forked

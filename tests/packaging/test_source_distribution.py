@@ -16,6 +16,7 @@ HOOKS = (
 )
 
 
+@pytest.mark.slow
 def test_tests_and_pages_are_in_it(source_distribution: Path, tree: Path) -> None:
     """Every file of the directories beside the packages, and nothing that was compiled."""
     with tarfile.open(source_distribution) as archive:

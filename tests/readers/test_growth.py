@@ -64,6 +64,9 @@ def cells() -> Iterator[Any]:
         yield pytest.param(sample, command, marks=[pytest.mark.slow] if (i + j) % 3 else [])
 
 
+@pytest.mark.fast_cells(
+    "a name of a million levels-compare", "a name of a million levels-nan_analyze", "modules within modules-diagnose-one"
+)
 @pytest.mark.parametrize(("sample", "command"), cells())
 def test_a_dump_that_would_take_the_square(sample: str, command: str, tmp_path: Path) -> None:
     """See the module."""

@@ -65,7 +65,7 @@ def train(out: Path, cases: list[list[Any]]) -> Path:
 
 
 Trained = Callable[[tuple[str, ...]], Runs]
-FAST = ("L0", "tensor files", "monitor")
+FAST = ("L0", "tensor files")
 SLOW = tuple(name for name in CASES if name not in FAST)
 
 

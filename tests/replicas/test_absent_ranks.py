@@ -204,9 +204,7 @@ def _scope(frame: Frame) -> str:
     return "/".join(sorted(scopes))
 
 
-@pytest.mark.fast_cells(
-    "fsdp2-2-no probe", "ddp-2-settings cannot be read", "ddp-2-closes in a step", "ddp-2-healthy", "fsdp2-2-attaches late"
-)
+@pytest.mark.fast_cells("ddp-2-healthy")
 @pytest.mark.parametrize("plan", PLANS)
 @pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
 @pytest.mark.fast_cells("ddp-2-closes in a step", "ddp-2-healthy", "ddp-2-settings cannot be read")

@@ -74,6 +74,7 @@ def test_a_nan_of_this_rank_is_kept(tmp_path: Path) -> None:
     assert {kept["a.weight"][op] for op in ("norm", "min", "max", "mean")} == {"NaN"}
 
 
+@pytest.mark.slow
 def test_what_a_failed_collective_was_to_fill_has_no_statistics(tmp_path: Path) -> None:
     """The memory of its output holds anything."""
     before, last, said, _ = last_frame(tmp_path, "backward")

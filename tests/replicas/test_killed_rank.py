@@ -116,6 +116,7 @@ CHILDREN = [shape_of(range(RANKS), place).children for place in range(RANKS)]
 INNER = next(place for place in range(1, RANKS) if CHILDREN[place])
 
 
+@pytest.mark.fast_cells("the root")
 @pytest.mark.parametrize("victim", [0, INNER, pytest.param(RANKS - 1, marks=pytest.mark.slow)], ids=["the root", "between", "a leaf"])
 def test_a_rank_killed_in_the_midst_of_an_exchange(victim: int) -> None:
     """The rule above, for a rank at each place in the tree."""

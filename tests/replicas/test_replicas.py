@@ -186,7 +186,7 @@ def healthy(kind: str) -> tuple[list[Said], int]:
 
 
 @pytest.mark.parametrize(("kind", "ranks"), [("ddp", 2), ("fsdp2", 2), ("hsdp", 4)])
-@pytest.mark.fast_cells("ddp-2", "fsdp2-2")
+@pytest.mark.fast_cells("ddp-2")
 def test_equal_replicas_are_silent(kind: str, ranks: int) -> None:
     """Nothing is said, every frame comes, and parameters are bitwise those of a run without the probe."""
     assert run_ranks(ranks, healthy, kind) == [([], 4)] * ranks
@@ -311,6 +311,7 @@ def replicated_dtensors() -> list[Said]:
     return ears.said()
 
 
+@pytest.mark.slow
 def test_replicated_dtensors() -> None:
     """Tensor parallel parameters that are placed as `Replicate` are compared along their dimension of the mesh."""
     first, second = run_ranks(2, replicated_dtensors)

@@ -54,6 +54,7 @@ def write(root: Path, names: list[str], steps: int, alerts: Callable[[int], bool
     return dict(writer.lost)
 
 
+@pytest.mark.fast_cells("csv")
 @pytest.mark.parametrize("name", READ)
 def test_a_full_disk(name: str, small: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """The file that was there from the start has the counts, though nothing new finds room any more."""

@@ -50,7 +50,7 @@ def wandb(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 @pytest.mark.parametrize("named", [False, True], ids=["counted", "named steps"])
-@pytest.mark.fast_cells("named steps")
+@pytest.mark.slow
 def test_wandb(wandb: Any, tmp_path: Path, named: bool) -> None:
     """The program's rows and their steps are those it would have without the sink; ours lie in them, with an axis of their own."""
     run = wandb.init(mode="offline", dir=str(tmp_path), project="p", settings={"console": "off"})  # else it keeps stderr for good

@@ -62,7 +62,7 @@ def steps_of(tracker: str, directory: Path, said: str) -> list[int]:
 
 
 @pytest.mark.parametrize("case", PROGRAMS)
-@pytest.mark.fast_cells("wandb.finish")
+@pytest.mark.slow
 def test_the_last_step_is_in_the_run(case: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """By whatever way the program closes it on the training's thread; on another one that is said."""
     tracker = case.partition(" ")[0].partition(".")[0]

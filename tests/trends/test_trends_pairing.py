@@ -190,7 +190,7 @@ def _is_piece(metric: str, target: Target) -> bool:
 
 
 @pytest.mark.parametrize("pair", [("ddp", "bare"), ("fsdp2", "bare"), ("ddp", "fsdp2")])
-@pytest.mark.fast_cells("pair1", "pair2")
+@pytest.mark.fast_cells("pair1")
 def test_a_trained_model_is_the_same_however_it_is_wrapped(pair: tuple[str, str], trained: Path) -> None:
     """Rows of monitor and dump stand beside those of the other run, also calls of the wrapped module itself, which a bare model does not
     tell from those of the loss. No number differs but those of pieces, and rows of one run alone are what a wrapper itself does."""

@@ -80,7 +80,7 @@ def test_a_chinese_page_has_no_english_sentence(name: str, pages: Mapping[str, P
 
 
 @pytest.mark.parametrize("name", NAMES)
-@pytest.mark.fast_cells("checkpoint", "config", "graph", "table", "trends")
+@pytest.mark.fast_cells("table", "checkpoint")
 def test_names_of_a_run_are_text(name: str, hostile: Mapping[str, Path], opened: Callable[..., Any]) -> None:
     """Markup in names makes no element and runs nothing, what turns the direction of writing is an escape, and long names stay inside."""
     page = ready(opened(hostile[name]))

@@ -288,6 +288,7 @@ def test_all_ranks_are_cells_to_open(show: Open) -> None:
     assert "nothing found" in page.locator("button.pair[aria-current]").get_attribute("aria-label")
 
 
+@pytest.mark.slow
 def test_ranks_without_a_graph_of_their_own(opened: Open, accessible: Callable[..., list[str]], tmp_path: Path) -> None:
     """Every rank is a field where it stands in the job. It says whose graph it has, and opens it; so does its address."""
     places = {rank: divmod(rank, 4) for rank in range(8)}

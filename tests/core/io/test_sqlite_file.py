@@ -62,6 +62,7 @@ def test_a_run_that_still_writes_is_read(tmp_path: Path) -> None:
             assert db.execute("SELECT a FROM t").fetchall() == [(7,)]
 
 
+@pytest.mark.slow
 def test_work_is_bounded_by_the_size_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every value of a small file is read within the bound; a query without an end is ended, and it is said why."""
     path = made(

@@ -46,6 +46,7 @@ def collected(stage: int, as_file: bool) -> tuple[Pack, dict[str, Any]]:
         return pack.json("msprobe/hyperparameters/rank1.json"), weights
 
 
+@pytest.mark.fast_cells("False")
 @pytest.mark.parametrize("as_file", [False, True])
 def test_resolved_configuration(as_file: bool) -> None:
     """Given values with their file or as the program's, batch sizes that DeepSpeed computes, defaults of its sections; ZeRO 3 keeps its

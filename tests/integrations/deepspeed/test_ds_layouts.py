@@ -44,6 +44,7 @@ def variant(name: str) -> Any:
     return plain.bits == seen.bits, [f.step for f in seen.frames], families
 
 
+@pytest.mark.fast_cells("optimizer offloaded")
 @pytest.mark.parametrize("name", list(VARIANTS))
 def test_variants(name: str) -> None:
     """With parts of the training on the host, parameters that are never partitioned, or another order of gradients: the same bits, and

@@ -119,6 +119,7 @@ def resumed(stage: int, directory: str) -> Any:
     return [[f.step for f in run.frames] for run in runs], collectives
 
 
+@pytest.mark.fast_cells("1")
 @pytest.mark.parametrize("stage", [1, 3])
 def test_a_resumed_job_goes_on_counting(stage: int) -> None:
     """Steps are DeepSpeed's: after load_checkpoint they go on where the checkpoint was saved; saving and loading belong to no step."""
@@ -143,6 +144,7 @@ def overflowing(stage: int) -> Any:
     return [(f.step, f.scalars["skipped"], f.scalars["loss_scale"]) for f in run.frames]
 
 
+@pytest.mark.fast_cells("0")
 @pytest.mark.parametrize("stage", [0, 2, 3])
 def test_a_skipped_update_is_a_step(stage: int) -> None:
     """An overflow keeps its number and says so; the loss scale is the one that the update was made with."""

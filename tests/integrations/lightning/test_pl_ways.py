@@ -107,6 +107,7 @@ def test_exception(tmp_path: Path) -> None:
 METHODS = ("setup", "begin", "end", "micro_batch", "evaluation", "interrupted", "safely")
 
 
+@pytest.mark.slow
 def test_faults_stay_inside(tmp_path: Path) -> None:
     """Whatever raises in the observer, the training has the same bits as without it."""
 

@@ -122,6 +122,7 @@ def play(module: ModuleType, operations: Sequence[str], with_probe: bool) -> lis
     return found
 
 
+@pytest.mark.fast_cells("stand-in")
 @given(operations=st.lists(st.sampled_from(OPERATIONS), max_size=14))
 def test_any_order(patch_utils: ModuleType, megatron: Path, operations: list[str]) -> None:
     """Whatever is imported, patched, removed and observed in whatever order: every step runs what it would run without the probe, is
@@ -133,6 +134,7 @@ def test_any_order(patch_utils: ModuleType, megatron: Path, operations: list[str
     assert results[0] == results[1]
 
 
+@pytest.mark.fast_cells("stand-in-operations0", "stand-in-operations1")
 @pytest.mark.parametrize(
     "operations",
     [

@@ -446,6 +446,7 @@ def test_parts_are_called_without_the_model() -> None:
     assert [cases.names(frame, "grad_reduced") for frame in launch.frames] == [ALL] * 3
 
 
+@pytest.mark.fast_cells("function")
 @pytest.mark.parametrize("how", ["function", "method", "inside"])
 def test_compiled(how: str) -> None:
     """Compiled models have their own names, and are compiled once, as without the probe."""
@@ -473,6 +474,7 @@ def test_compiled(how: str) -> None:
     assert len(graphs) == 1
 
 
+@pytest.mark.slow
 def test_a_compiled_update() -> None:
     """No Python runs in a compiled ``optimizer.step``; the steps count as without compilation, and what is dumped is one of them."""
     for compiled in (False, True):

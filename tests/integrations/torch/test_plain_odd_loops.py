@@ -59,6 +59,7 @@ def test_a_model_is_saved_whole_and_copied_in_a_step_that_is_dumped() -> None:
         assert [e.name for e in frame.entries if ".encoder." in e.name and ".forward." in e.name] == ["Module.encoder.Linear.forward.0"]
 
 
+@pytest.mark.slow
 def test_one_training_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
     """A script that trains several models has a step per update of each, with the numbers of that model. When the next training has
     begun, nothing of ours holds the model and the optimizer of the one before."""

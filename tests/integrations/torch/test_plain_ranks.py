@@ -30,6 +30,7 @@ def test_steps_that_were_asked_for(tmp_path: Path) -> None:
     assert {name for name in found if "grad_summary" in name} == {f"grad_probe/rank{rank}/grad_summary_1.csv" for rank in (0, 1)}
 
 
+@pytest.mark.slow
 def test_replicas_that_differ_start_an_incident(tmp_path: Path) -> None:
     """A rank of DDP whose parameters drift: the lowest rank of the group says so and leaves an incident. Others hear of it
     while they train."""

@@ -95,6 +95,7 @@ LACKING = {"forward_backward_step": {"loss"}, "clip_grad_norm_": set()}
 """What `train_step` calls by name, to the scalars that are lost without it (the gradient norm comes in the steps that are logged, too)."""
 
 
+@pytest.mark.slow
 def test_what_a_version_lacks(folder: Path) -> None:
     """Where a function of the table has another name, the training has the same bits, one message names it and what is lost by it, and
     the rest is seen."""
