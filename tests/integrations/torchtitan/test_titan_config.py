@@ -19,7 +19,6 @@ def flagged(folder: Path, file: Path) -> Any:
     return train(TrainingCase("torchtitan_trainer", "llama_tiny", steps=1), folder, file)[0]
 
 
-@pytest.mark.slow
 def test_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Sections of the configuration as dotted names, with flags, values of the program and defaults, and sizes of dimensions."""
     monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
