@@ -9,8 +9,6 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any, NoReturn
 
-from msprobe_engine.cli.options.outputs import is_run
-
 _LATEST, _LAST_LAUNCH = "latest", "msprobe_output/latest"
 _OUTPUTS = ("--output", "--output-path", "--output_path", "--output-dir", "--output_dir")
 
@@ -83,6 +81,8 @@ def _name_launch(value: Any) -> Any:
     """A path through ``latest`` with the name of the launch; anything else as it is."""
     if not isinstance(value, (str, Path)) or _LATEST not in (parts := Path(value).parts):
         return value
+    from msprobe_engine.cli.options.outputs import is_run  # which commands without paths do without
+
     if str(value) == _LATEST and not os.path.lexists(_LATEST):
         parts = Path(_LAST_LAUNCH).parts
     link = Path(*parts[: parts.index(_LATEST) + 1])
