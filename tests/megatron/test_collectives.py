@@ -138,6 +138,7 @@ def gpt(argv: str) -> tuple[Counter[str], Counter[str]]:
     return Counter(n for n, _ in names), Counter(n for n, done in names if done)
 
 
+@pytest.mark.fast_cells("--distopt --overlap --overlap-param-expected0")
 @pytest.mark.framework
 @pytest.mark.parametrize(
     ("argv", "expected"),

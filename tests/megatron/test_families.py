@@ -83,7 +83,7 @@ def ran(argv: str) -> list[dict[str, Any]]:
 @pytest.mark.parametrize(
     "argv", ["", "--bf16", pytest.param("--fp16", marks=pytest.mark.slow), "--ep 2 --experts 4", "--pp 2 --vpp 2 --layers 4 --untie"]
 )
-@pytest.mark.fast_cells("--bf16", "--pp 2 --vpp 2 --layers 4 --untie", "")
+@pytest.mark.fast_cells("")
 def test_updates_are_those_of_the_states(argv: str) -> None:
     """Update, ratio and agreement equal what float64 makes of the optimizer's own moments; agreement is with the moment before."""
     for rank in ran(argv):

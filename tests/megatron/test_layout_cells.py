@@ -54,7 +54,7 @@ def ran(layout: str) -> list[dict[str, Any]]:
         return run_ranks(ranks, watched, argv, place, timeout=300)
 
 
-@pytest.mark.fast_cells(*(f"{FAST}-{level}" for level in LEVELS if level != "L0"))
+@pytest.mark.fast_cells("DP 2, distributed optimizer, bf16-L1")
 @pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_dump(layout: str, level: str) -> None:

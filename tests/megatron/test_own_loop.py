@@ -53,6 +53,7 @@ def job(argv: str) -> dict[str, Any]:
     return {"norms": norms, "scales": scales, "scalars": [f.scalars for f in sink.frames][:STEPS], "shapes": shapes, "seen": seen}
 
 
+@pytest.mark.fast_cells("--tp 2 --fp16")
 @pytest.mark.parametrize("argv", ["--tp 2 --fp16", "--pp 2 --nmb 2", "--ep 2 --experts 4 --distopt"])
 def test_numbers_of_the_step_and_shapes(argv: str) -> None:
     """The gradient norm is Megatron's own, over all ranks of the model, the loss scale its scaler's; states of whole parameters, which

@@ -142,6 +142,7 @@ def test_layouts_agree(argv: str) -> None:
         assert other[name][0].norm == pytest.approx(statistics.norm, rel=tolerance, abs=whole * tolerance * 0.1)
 
 
+@pytest.mark.slow
 @pytest.mark.framework
 def test_reading_the_whole_buffer_would_be_wrong() -> None:
     """The test has teeth: under the distributed optimizer the norm of `main_grad` is far from the truth."""

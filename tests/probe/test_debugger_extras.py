@@ -82,6 +82,7 @@ def earlier(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFac
     return directory / "dump"
 
 
+@pytest.mark.fast_cells("files-L0")
 @pytest.mark.parametrize("level", ["L0", "L1", "mix"])
 def test_replay_while_dumping(tmp_path: Path, earlier: Path, level: str) -> None:
     """Another training gets the saved input at the listed call, and its dump shows it. The dump has no record of the replay itself."""

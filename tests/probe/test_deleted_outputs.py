@@ -76,7 +76,7 @@ def read(name: str, run: Path, out: Path, capsys: pytest.CaptureFixture[str]) ->
 
 
 @pytest.mark.parametrize("sink", SINKS)
-@pytest.mark.fast_cells("jsonl", "sqlite")
+@pytest.mark.fast_cells("jsonl")
 def test_a_run_that_was_deleted_in_its_midst(
     sink: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -137,6 +137,7 @@ def test_a_step_that_was_tidied_up_is_no_loss(tmp_path: Path, capsys: pytest.Cap
         assert (name, code) == (name, 0), said
 
 
+@pytest.mark.fast_cells("csv")
 @pytest.mark.parametrize("sink", SINKS)
 def test_a_run_that_was_moved_away(sink: str, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     """What was written stays readable where it is now; the run goes on in its own place, and says there that its beginning is not."""

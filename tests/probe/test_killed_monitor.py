@@ -211,6 +211,7 @@ def train_and_die(root: str, sinks: str, bad: int) -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
+@pytest.mark.fast_cells("csv-0", "csv-2", "csv-9")
 @pytest.mark.parametrize("bad", [0, 2, 9])
 @pytest.mark.parametrize("sinks", SINKS)
 def test_an_alert_that_was_printed_is_in_the_files(sinks: str, bad: int, tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:

@@ -283,6 +283,7 @@ def part(setup: MonitorSettings | None, level: str = "") -> dict[str, Any]:
     return {"monitor": setup, "incident": IncidentSettings(enabled=bool(level), level=level)}
 
 
+@pytest.mark.fast_cells("gradients", "parameters", "states")
 @pytest.mark.parametrize(
     "keys",
     [

@@ -185,6 +185,16 @@ def reference(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     return value
 
 
+@pytest.mark.fast_cells(
+    "monitor/Dec01_00-00-00-rank0-0123abcd/grad_reduced_0-99.csv-pipe",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/grad_reduced_0-99.csv-directory",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/scalars_0-99.csv-pipe",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/scalars_0-99.csv-link to a file",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/run.json-pipe",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/run.json-directory",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/alerts.jsonl-pipe",
+    "monitor/Dec01_00-00-00-rank0-0123abcd/alerts.jsonl-link to a file",
+)
 @pytest.mark.parametrize(("place", "kind"), cells(PROBE_FILES, "jsonl/rank0.jsonl"))
 def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", place, KINDS[kind]) as path:
@@ -193,6 +203,7 @@ def test_file_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[
     assert done.lines(str(path), KINDS[kind].for_file, "move it away", "training goes on"), done.log
 
 
+@pytest.mark.fast_cells("jsonl-pipe", "jsonl-socket", "jsonl-link to nothing", "jsonl-link to a file", "jsonl-link to a device")
 @pytest.mark.parametrize(("place", "kind"), cells(PROBE_DIRECTORIES, "jsonl", FOR_DIRECTORIES))
 def test_directory_of_a_probe(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     with planted(tmp_path / "out", place, KINDS[kind]) as path:
@@ -223,6 +234,14 @@ def test_directory_of_an_incident(tmp_path: Path, kind: str, reference: dict[str
     assert written or done.lines("step0-always", KINDS[kind].for_directory, "training goes on"), done.log
 
 
+@pytest.mark.fast_cells(
+    "dump.json-pipe",
+    "dump.json-socket",
+    "dump.json-directory",
+    "dump.json-link to nothing",
+    "dump.json-link to a file",
+    "dump.json-link to a device",
+)
 @pytest.mark.parametrize(("name", "kind"), cells([*DUMP_REPLACED, ".incomplete", "dump_tensor_data"], "dump.json"))
 def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[str, Any]) -> None:
     """What stands in the directory of a step is taken away like the files of an earlier run, or costs that step and is said; the other
@@ -237,6 +256,7 @@ def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[st
     assert said or (dump.load(0, 3).complete and not path.is_symlink()), done.log
 
 
+@pytest.mark.fast_cells("step0-pipe", "step0/rank3-pipe", "step0/rank3-socket")
 @pytest.mark.parametrize(("place", "kind"), cells(["step0", "step0/rank3"], "step0/rank3", FOR_DIRECTORIES))
 def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "dump"))

@@ -141,7 +141,7 @@ class Managed(Block):
 
 
 @pytest.mark.parametrize("level", ["L0", "mix"])
-@pytest.mark.fast_cells("mix")
+@pytest.mark.slow
 def test_megatron_finds_no_hooks_of_ours(monkeypatch: pytest.MonkeyPatch, level: str) -> None:
     """Megatron looks for hooks at every call of a layer that it replays, and in all modules of it; the layer has its record."""
     cuda_graphs = pytest.importorskip("megatron.core.transformer.cuda_graphs")
