@@ -34,6 +34,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.dump.read_table import read_side
+from msprobe_engine.formats.dump.replicas.shared_columns import own_columns
 
 _ROWS = ("forward.0.input.0", "forward.0.parameters.weight", "parameters_grad.0.weight")
 LAYOUTS = {"tp": TP, "dp": DP, "micro": ACCUMULATED}
@@ -262,6 +263,14 @@ def test_gradients_and_updates_of_two_ranks(micro: tuple[int, int], fault: dict[
     found = diagnose(run, _micro_batches(tmp_path / "golden", 1, micro[1]))
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
     assert (found.finding == "none") == (record is None)
+
+
+def test_a_table_with_columns_of_its_own_is_no_mapped_one(tmp_path: Path) -> None:
+    """Runs of two layouts without a mapping are not told that theirs was lost."""
+    table = read_side(_micro_batches(tmp_path, 1, 1) / "step0" / "rank0" / "dump.json")
+    assert table.aliases is table.ops
+    own_columns(table)
+    assert table.aliases is table.ops
 
 
 def test_the_plan_says_of_each_tensor_how_it_was_put_together(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -84,9 +84,11 @@ def own_columns(table: DumpTable) -> None:
             setattr(table, name, copy.deepcopy(dict(getattr(table, name))))
         table.nans, table.infs = dict(table.nans), dict(table.infs)
         table.template = None
+    mapped = table.aliases is not table.ops
     for name in _COLUMNS:
         column = getattr(table, name)
         setattr(table, name, dict(column) if isinstance(column, dict) else list(column))
+    table.aliases = table.aliases if mapped else table.ops
     for name in ("offsets", "op", "numbers"):
         setattr(table, name, array(getattr(table, name).typecode, getattr(table, name)))
     table.role = bytearray(table.role)
