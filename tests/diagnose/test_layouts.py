@@ -396,6 +396,28 @@ def test_shares_of_gradients_whose_means_are_next_to_nothing(tmp_path: Path) -> 
     assert any("the mean alone was compared" in line for line in found.evidence)
 
 
+def test_the_largest_logit_of_a_part_of_the_vocabulary(tmp_path: Path) -> None:
+    """A part where the numbers of one rank happen to be near those of the whole too: the other rank is no copy that is off. The logits
+    themselves are compared."""
+    logits = np.random.default_rng(0).normal(size=(8, 16))
+    logits[:, 8:] -= 4.0  # the largest are on rank 0
+
+    def written(name: str, ranks: int, off: float = 1.0) -> Path:
+        for rank in range(ranks):
+            part = logits[:, rank * 16 // ranks : (rank + 1) * 16 // ranks] * (off if rank else 1.0)
+            taken, least = ({**_row_of(some), "shape": list(some.shape)} for some in (part, part.max(1)))
+            data = {
+                "Torch.max.0.forward": {"input_args": [taken], "input_kwargs": {"dim": {"type": "int", "value": -1}}, "output": [least]}
+            }
+            data["Functional.linear.0.forward"] = {"input_args": [taken], "input_kwargs": {}, "output": [taken]}
+            _write_rank(tmp_path / name, rank, "L1", data)
+        return tmp_path / name
+
+    golden, run = written("golden", 1), written("run", 2)
+    assert [diagnose(*sides).finding for sides in ((run, golden), (golden, run))] == ["none", "none"]
+    assert diagnose(written("broken", 2, 1.5), golden).finding == "divergence"
+
+
 @pytest.mark.parametrize(
     ("names", "shapes", "copies"),
     [

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+from msprobe_engine.align.calls.call_tree import calls_function
 from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import merge_statistics
 from msprobe_engine.align.parallel.merge_statistics import Floats
@@ -179,6 +180,15 @@ class PartialSums:
         if self.part_taken(op) >= 0:
             return self._hands_on(call)
         return call.cut and not pair.target.tree.children.get(op)
+
+    def is_reduced(self, call: Call, i: int) -> bool:
+        """A function takes in what is cut and gives out fewer dimensions, none of them cut: it has gone over the cut one, as the largest
+        logit of a part of the vocabulary. One of the ranks may have the number of the whole, and is no replica that agrees."""
+        side = self._pair.side
+        if not call.cut or side.role[i] != OUTPUT or not calls_function(self._pair.kinds[call.op]):
+            return False
+        taken = (row for row in side.rows(call.op) if side.role[row] == INPUT and row not in side.values)
+        return len(side.shape[i] or ()) < max((len(side.shape[row] or ()) for row in taken), default=0)
 
     def is_golden_part(self, call: Call, i: int, j: int, golden_pieces: Floats) -> bool:
         """As `is_part`, of the golden side, where the target has the sum: a row of a part that something only that side does has made, or

@@ -314,6 +314,9 @@ class _Planner:
         pieces, places, golden_pieces = members
         if single and (number := merge_statistics.number_of(pieces, golden, pair.near)) is not None:
             return number
+        if made.need == 1 and self._sums.is_reduced(call, i):
+            self._sums.leave_out(call, i, pieces)
+            return None
         value, place = merge_statistics.odd_one(pieces, made.need, golden, self._plan.factor if call.backward else 1.0, AGREES)
         if value is not None:
             self._plan.rank[i] = pair.target.pieces[places[place]].rank
