@@ -11,7 +11,9 @@ from capturing import capture, entries, stat
 from torch import nn
 from torch.nn import functional as F
 
+from msprobe_engine.core.guard import of_training
 from msprobe_engine.core.records import NODE_ONLY
+from msprobe_integrations.torch.hooks.backward import GradientWatch
 
 
 class Parallel(nn.Module):
@@ -441,3 +443,28 @@ def test_a_pass_inside_a_pass() -> None:
     names = [n for n in found if n.startswith("Functional.linear") and n.endswith("backward")]
     assert len(names) >= 2
     assert all(found[n].parent in found for n in names)
+
+
+@pytest.mark.parametrize("training_s", [False, True])
+def test_an_error_in_a_hook_is_told_once(training_s: bool) -> None:
+    """A fault where gradients are reduced switches the watch off, is told once and does not reach the backward pass; an error of the
+    training's does, and is told to nobody."""
+    told: list[Exception] = []
+    error = of_training(ValueError("planted")) if training_s else ValueError("planted")
+
+    def reduce(_gradient: Any) -> Any:
+        raise error
+
+    x = torch.ones(2, requires_grad=True)
+    y = x * 3
+    watch = GradientWatch(None, 1, 1, reduce, lambda *_: None, told.append)
+    assert watch.start([(x, -1)], [y], 0)
+    if training_s:
+        with pytest.raises(ValueError, match="planted"):
+            y.sum().backward()
+        assert told == []
+    else:
+        y.sum().backward(retain_graph=True)
+        y.sum().backward()
+        assert told == [error]
+        assert watch.active is False

@@ -173,6 +173,12 @@ class GradientWatch:
             if total is not None:
                 self._inputs[slot] = self._reduce(total)
 
+    def stop(self, error: Exception) -> None:
+        """An error in a hook: the watch is off, unless the error is the training's."""
+        raise_of_training(error)
+        self.active = False
+        self.failed(error)
+
     def report(self) -> None:
         """Report what has arrived and was not reported yet; called by the owner at the end of a step, for calls whose outputs were
         only partly used."""
@@ -206,9 +212,7 @@ class Begin:
             try:
                 watch.begin_pass()
             except Exception as error:
-                raise_of_training(error)
-                watch.active = False
-                watch.failed(error)
+                watch.stop(error)
 
 
 def share_out(same: dict[int, list[int]], actions: dict[Any, list[Action]]) -> tuple[list[int], ...]:

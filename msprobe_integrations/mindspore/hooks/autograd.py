@@ -221,9 +221,7 @@ class _Hook:
                     grad_inputs = _spread(grad_inputs, self.gaps)
                 watch.receive_gradients(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # it would come out of the user's backward pass
-                raise_of_training(error)
-                watch.active = False
-                watch.failed(error)
+                watch.stop(error)
 
 
 def _spread(gradients: Any, gaps: tuple[bool, ...]) -> list[Any]:

@@ -14,7 +14,6 @@ from typing import Any
 import mindspore
 from mindspore.ops.operations import _inner_ops
 
-from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.hooks.gradient_watch import Action, GradientWatch
 from msprobe_integrations.mindspore import environment
 from msprobe_integrations.patching import FunctionPatches
@@ -98,9 +97,7 @@ class TapWatch(GradientWatch):
                 try:
                     self.receive_gradients(todo, gradients, gradients)
                 except Exception as error:
-                    raise_of_training(error)
-                    self.active = False
-                    self.failed(error)
+                    self.stop(error)
 
         hooks = OrderedDict({0: came})
         operator = _inner_ops.CellBackwardHook("msprobe", self, hooks)

@@ -28,7 +28,6 @@ import torch
 from torch.autograd import function as _function
 from torch.autograd.graph import Node
 
-from msprobe_engine.core.guard import raise_of_training
 from msprobe_integrations.common.hooks.gradient_watch import MAX_NODES, Action, Begin, share_out
 from msprobe_integrations.common.hooks.gradient_watch import GradientWatch as _GradientWatch
 from msprobe_integrations.torch.hooks.nodes import LightHook
@@ -233,9 +232,7 @@ class _Hook(LightHook):
             try:
                 watch.receive_gradients(self.todo, grad_inputs, grad_outputs)
             except Exception as error:  # autograd would raise it out of the user's backward()
-                raise_of_training(error)
-                watch.active = False
-                watch.failed(error)
+                watch.stop(error)
 
 
 _NODE = "CopySlices"  # a node of C++ without a class of its own in Python
@@ -285,6 +282,4 @@ class ViewHook(LightHook):
                     gradient = None if whole is None else whole.as_strided(*self.place)
                 watch.receive_gradients(self.todo, (gradient,), (gradient,))
             except Exception as error:
-                raise_of_training(error)
-                watch.active = False
-                watch.failed(error)
+                watch.stop(error)
