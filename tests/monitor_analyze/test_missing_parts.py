@@ -222,7 +222,7 @@ def test_trends_of_ranks_that_are_asked_for(tmp_path: Path, capfd: pytest.Captur
             "warn",
         ),
         (
-            {"ranks": {0: range(6)}},
+            {"ranks": {0: range(6)}, "world": 2},
             {"ranks": WHOLE},
             "No difference in what could be compared; 2 warnings say what could not.",  # a rank, and the loss
             "warn",

@@ -234,7 +234,8 @@ def _diagnose(comparison: Comparison, sources: Sources, results: Mapping[str, Re
         moved = partial(_movements, sources.tasks) if any(task.calibration for task in sources.tasks) else None
         begun = partial(_find_walks, sources.tasks, results)
         comparison.diagnosis = compare_steps(steps, sides, f"{comparison.target} and {comparison.golden}", moved, begun)
-        comparison.diagnosis.unseen |= bool(set(runs[0].need_dump().steps).difference(steps)) and all_of_it
+        if all_of_it and runs[0].dump is not None:
+            comparison.diagnosis.unseen |= bool(set(runs[0].dump.steps).difference(steps))
         add_nonfinite_of_one_side(comparison.diagnosis, *runs, tables, options.steps, options.ranks)
         if all_of_it:
             add_later_nonfinite(comparison.diagnosis, *runs, tables, finite)
