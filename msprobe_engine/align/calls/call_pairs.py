@@ -40,7 +40,16 @@ class CallPairs:
 
     def drop_with_twins(self, i: int, j: int) -> None:
         """Part two forward calls, and their backward calls from whatever these are matched with."""
-        golden_twin = self.golden.twin(j)
+        self.drop_target_with_twin(i)
+        self.drop_golden_with_twin(j)
+
+    def drop_target_with_twin(self, i: int) -> None:
+        """Part a call of the target, and its backward call, from whatever they are matched with."""
         self.drop(i)
         self.drop(self.target.twin(i))
-        self.drop(None if golden_twin is None else self.back.get(golden_twin))
+
+    def drop_golden_with_twin(self, j: int) -> None:
+        """The same of a call of the golden side."""
+        twin = self.golden.twin(j)
+        self.drop(self.back.get(j))
+        self.drop(None if twin is None else self.back.get(twin))

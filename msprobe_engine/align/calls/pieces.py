@@ -44,12 +44,9 @@ def part_pieces(pairs: CallPairs) -> None:
 def _part(pairs: CallPairs, ops: Sequence[int], golden_ops: Sequence[int], parted: tuple[set[int], set[int]]) -> None:
     """Part calls, and their backward calls, from whatever they are matched with."""
     for op in ops:
-        pairs.drop(op)
-        pairs.drop(pairs.target.twin(op))
+        pairs.drop_target_with_twin(op)
     for op in golden_ops:
-        pairs.drop(pairs.back.get(op))
-        twin = pairs.golden.twin(op)
-        pairs.drop(None if twin is None else pairs.back.get(twin))
+        pairs.drop_golden_with_twin(op)
     parted[0].update(ops)
     parted[1].update(golden_ops)
 
