@@ -96,3 +96,24 @@ def test_who_holds_copies(tmp_path: Path, places: dict[int, dict[str, Any]], gra
     if finding == "desync":
         assert found.first_suspect is not None
         assert (found.first_suspect.step, found.first_suspect.rank, found.first_suspect.record) == (1, 1, PARAMETERS[0])
+
+
+@pytest.mark.parametrize(
+    ("checks", "compared"),
+    [
+        ({0: {"interval": 2, "parameters": True}, 1: {"interval": 2, "parameters": True}}, True),
+        ({0: {"interval": 2, "parameters": False, "gradients": True}, 1: {"interval": 2, "parameters": False, "gradients": True}}, True),
+        ({0: {"interval": 0, "parameters": True}, 1: {"interval": 0, "parameters": True}}, False),
+        ({0: {"interval": 2, "parameters": True}, 1: {"interval": 0, "parameters": True}}, False),
+        ({0: {"interval": 2, "parameters": True}}, False),
+        ({0: {"interval": 2, "parameters": False, "gradients": False}, 1: {"interval": 2, "parameters": False, "gradients": False}}, False),
+    ],
+)
+def test_a_check_that_was_off_compared_nothing(tmp_path: Path, checks: dict[int, dict[str, Any]], compared: bool) -> None:
+    """The settings of the run have the interval of the check of copies where it was off, too: 0."""
+    run = Monitor(tmp_path / "run")
+    run.places = {0: {"ep": 0}, 1: {"ep": 1}}
+    run.replica_check = checks
+    evidence = diagnose(run.write()).evidence
+    assert any("Replicas were not compared" in line for line in evidence) != compared
+    assert any("every 2 steps and raised no alert" in line for line in evidence) == compared

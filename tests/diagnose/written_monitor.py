@@ -21,6 +21,7 @@ class Monitor:
         self.changed: dict[tuple[int, int, str, str], str] = {}
         self.alerts: list[Alert] = []
         self.places: dict[int, dict[str, Any]] = {rank: {"pp": 0, "dp": rank, "tp": 0} for rank in range(ranks)}
+        self.replica_check: dict[int, dict[str, Any]] = {}
 
     def put(self, rank: int, step: int, family: str, name: str, norm: str) -> None:
         self.changed[rank, step, family, name] = norm
@@ -29,7 +30,8 @@ class Monitor:
         for rank in range(self.ranks):
             place = self.root / "monitor" / f"Dec03_21-34-40-rank{rank}-1a2b3c4d"
             place.mkdir(parents=True)
-            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": self.places[rank], "started_unix": 1.0}))
+            settings = {"monitor": {"replica_check": self.replica_check[rank]}} if rank in self.replica_check else {}
+            (place / "run.json").write_text(json.dumps({"rank": rank, "rank_info": self.places[rank], "started_unix": 1.0, **settings}))
             (place / "alerts.jsonl").write_text(alert_lines([a for a in self.alerts if a.rank == rank]))
             for family, names in (
                 ("param_origin", PARAMETERS),

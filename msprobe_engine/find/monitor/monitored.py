@@ -193,10 +193,18 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
 
 
 def _replica_check(run: Run) -> int | None:
-    """The interval of ``monitor.replica_check``; None where a rank had none."""
-    checks = [settings.get("replica_check") if isinstance(settings := run.info(rank).get("monitor"), dict) else None for rank in run.ranks]
-    steps = [check.get("interval") if isinstance(check, dict) else None for check in checks]
-    return max(step for step in steps if isinstance(step, int)) if steps and all(isinstance(step, int) for step in steps) else None
+    """Every how many steps ``monitor.replica_check`` compared; None where it was off on a rank: an interval of 0, nothing to compare."""
+    intervals: list[int] = []
+    for rank in run.ranks:
+        settings = run.info(rank).get("monitor")
+        check = settings.get("replica_check") if isinstance(settings, dict) else None
+        if not isinstance(check, dict) or not (check.get("parameters", True) or check.get("gradients", False)):
+            return None
+        interval = check.get("interval")
+        if not isinstance(interval, int) or interval < 1:
+            return None
+        intervals.append(interval)
+    return max(intervals, default=None)
 
 
 def _say_largest(item: Number | None) -> Sentence:
