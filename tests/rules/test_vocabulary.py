@@ -124,6 +124,20 @@ def test_loss_spike(seed: int, jump: float) -> None:
     assert sum(said) == 1  # over
 
 
+@given(st.integers(0, 1000), st.floats(-4.0, 1.0), st.floats(0.0, 0.05))
+@settings(max_examples=20, deadline=None)
+def test_loss_around_zero(seed: int, level: float, slope: float) -> None:
+    """A loss that becomes negative step by step (a likelihood, a critic) does not fall at once, one that leaves all it had does."""
+    rng = np.random.default_rng(seed)
+    checked = rule("loss_spike")
+    losses = [level - slope * step + 0.02 * rng.normal() for step in range(80)]
+    for step, loss in enumerate(losses):
+        assert checked.check(frame_of(scalars={"loss": loss}, step=step)) == []
+    far = min(losses) - 2.0 * max(abs(min(losses)), slope * 80, 0.5)
+    (alert,) = checked.check(frame_of(scalars={"loss": far}, step=80))
+    assert "at least" in alert.message
+
+
 @pytest.mark.parametrize(
     ("losses", "steps"),
     [

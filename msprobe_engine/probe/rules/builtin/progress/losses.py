@@ -179,11 +179,15 @@ class _Past:
     def falls(self, value: float) -> bool:
         """Whether it is far below everything in the window."""
         args = self.args
-        self.least = args.fall * min(self.values, default=0.0)
-        if self.is_early or not value < self.least:
+        if self.is_early:
             return False
-        self.of, (self.median, scatter) = "", _usual(np.array(self.values))
-        return value < self.median - args.threshold * scatter
+        smallest, (median, scatter) = min(self.values), _usual(np.array(self.values))
+        # a loss that goes below 0 has no part of itself to go by: it is held to how far it has fallen within the window
+        self.least = smallest - (1.0 - args.fall) * (smallest if value >= 0.0 else max(abs(smallest), median - smallest))
+        if not (value < self.least and value < median - args.threshold * scatter):
+            return False
+        self.of, self.median = "", median
+        return True
 
     def add(self, value: float, spike: bool) -> None:
         if not spike:
