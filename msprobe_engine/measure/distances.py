@@ -180,7 +180,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     compared &= ~plain & ~shape & ~other_keys
     distance[compared & same] = 0.0
     same_numbers = compared & ~same & (~known | (distance < REARRANGED))
-    masked = _has_mask_constant(sizes) & known  # round-off of what no mask covers moves none of the numbers
+    masked = has_mask_constant(sizes) & known  # round-off of what no mask covers moves none of the numbers
     distance[same_numbers] = np.where(masked[same_numbers], REARRANGED, np.inf)
     distance[hidden & compared & ~same] = np.inf  # their statistics are coarse, and how far apart they are is not known
     known |= compared
@@ -202,7 +202,7 @@ def distances(target: DumpTable, golden: DumpTable, rows: Sequence[tuple[int, in
     return Distances(distance, *parts, bad_target, bad_golden, argument, shape, dtype, known, one_sided, np.zeros(n, bool), bounds)
 
 
-def _has_mask_constant(extremes: Floats) -> Bools:
+def has_mask_constant(extremes: Floats) -> Bools:
     """The larger extreme, of float64 (n, 2) magnitudes, is the constant of a mask, beside which the others do not show in a norm."""
     with np.errstate(all="ignore"):
         return np.asarray((extremes.max(1) >= _MASK) & (extremes.max(1) >= _MASK * extremes.min(1)))

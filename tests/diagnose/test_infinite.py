@@ -1,5 +1,5 @@
-"""`diagnose` and verdicts on trainings whose attention is masked with -inf, and on what an optimizer makes of gradients that are
-round-off."""
+"""`diagnose` and verdicts on trainings whose attention is masked with -inf or a large number, and on what an optimizer makes of gradients
+that are round-off."""
 
 from __future__ import annotations
 
@@ -54,6 +54,35 @@ class Attention(nn.Module):
         return out
 
 
+class Given(nn.Module):
+    """Attention that is given a mask, which it adds; `cut`: queries and keys get no gradient."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.q, self.k, self.v, self.out, self.cut = nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 16), False
+
+    def forward(self, x: Tensor, mask: Tensor) -> Tensor:
+        q, k, v = self.q(x), self.k(x), self.v(x)
+        shares = (q @ k.transpose(-2, -1) / 4 + mask).softmax(-1)
+        out: Tensor = self.out((shares.detach() if self.cut else shares) @ v)
+        return out
+
+
+class Masked(nn.Module):
+    """A block with a mask of `number`; `factor`: of what goes in."""
+
+    def __init__(self, number: float, factor: float) -> None:
+        super().__init__()
+        self.factor = factor
+        self.embed, self.norm, self.attention, self.last = nn.Embedding(50, 16), nn.LayerNorm(16), Given(), nn.Linear(16, 50)
+        self.register_buffer("mask", torch.full((8, 8), number).triu(1))
+
+    def forward(self, tokens: Tensor) -> Tensor:
+        x = self.embed(tokens) * self.factor
+        out: Tensor = self.last(x + self.attention(self.norm(x), self.mask))
+        return out
+
+
 class Block(nn.Module):
     """Attention and a small network, each around a norm."""
 
@@ -74,7 +103,11 @@ def _train(path: Path, fault: str, level: str) -> None:
 
     torch.set_num_threads(1)
     torch.manual_seed(0)
-    model = nn.Sequential(nn.Embedding(50, 16), Block(), Block(), nn.Linear(16, 50))
+    model: nn.Module = nn.Sequential(nn.Embedding(50, 16), Block(), Block(), nn.Linear(16, 50))
+    if fault.startswith("-"):
+        cut = fault.endswith("cut")
+        model = Masked(float(fault.split()[0]), 1 + 2e-7 if cut else 1.0)  # round-off, of which runs with the same bits have none
+        model.attention.cut = cut
     if fault == "scale":
         model.get_submodule("2.attention.scores").factor = 1.5  # type: ignore[assignment]
     if fault.startswith("moved"):
@@ -108,11 +141,16 @@ def dumps(tmp_path_factory: pytest.TempPathFactory) -> Path:
     root = tmp_path_factory.mktemp("infinite")
     faults = {"mix": ("golden", "scale", "rate", "frozen", "moved", "moved again"), "L0": ("golden", "scale")}
     for level, fault in ((level, fault) for level, some in faults.items() for fault in some):
-        process = multiprocessing.get_context("fork").Process(target=_train, args=(root / level / fault, fault, level))
-        process.start()
-        process.join(120)
-        assert process.exitcode == 0
+        _dump(root, level, fault)
     return root
+
+
+def _dump(root: Path, level: str, fault: str) -> Path:
+    process = multiprocessing.get_context("fork").Process(target=_train, args=(root / level / fault, fault, level))
+    process.start()
+    process.join(120)
+    assert process.exitcode == 0
+    return root / level / fault
 
 
 def _found(dumps: Path, level: str, fault: str, *further: str) -> Diagnosis:
@@ -145,6 +183,17 @@ def test_a_mask_hides_no_difference(level: str, record: str, dumps: Path) -> Non
     wrong = [row for row in table if row[RESULT] == "error"]
     assert wrong
     assert {str(row[TARGET_NAME]).partition(".forward")[0] for row in wrong} == {record.partition(".forward")[0]}, wrong
+
+
+@pytest.mark.fast_cells("-1e9")
+@pytest.mark.parametrize("number", ["-1e4", "-1e9", "-3.4e38"])
+def test_a_mask_that_is_given_hides_no_gradient(number: str, tmp_path: Path) -> None:
+    """What a module is given may hold the large number of a mask, which says nothing of how far round-off goes in its backward pass: the
+    module whose gradient lacks what comes back through the mask is named, not what takes that gradient in."""
+    found = diagnose(_dump(tmp_path, "L0", f"{number} cut"), _dump(tmp_path, "L0", number))
+    assert found.finding == "divergence"
+    assert found.first_suspect is not None
+    assert found.first_suspect.record == "Module.attention.Given.backward.0", found.text()
 
 
 @pytest.mark.slow

@@ -313,7 +313,8 @@ class IncomingNoise(NoiseNotes):
             came_back = walker.target.kinds[op][0] == "backward"
             for pair in range(walker.starts[behind], walker.starts[behind + 1]):
                 row = walker.rows[pair][0]
-                if not seen.unit[pair] or not (seen.rms[pair] or seen.blank[pair]) or walker.measured.argument[pair]:
+                visible = seen.visible[pair]
+                if not seen.unit[pair] or not (visible or seen.blank[pair]) or walker.measured.argument[pair]:
                     continue
                 given = self._role[row] == OUTPUT
                 if given and came_back:
@@ -323,8 +324,8 @@ class IncomingNoise(NoiseNotes):
                     clean_noise = self._clean.get(row, noise)
                 else:
                     noise, clean_noise = self._find_producer_noise(row, seen.unit[pair]) or self._as_seen(pair)
-                (inputs if came_back else kept).append(self._operand(pair, noise))
-                (clean if came_back else kept_clean).append(self._operand(pair, clean_noise))
+                (inputs if came_back else kept).append(self._operand(pair, noise)._replace(rms=visible))
+                (clean if came_back else kept_clean).append(self._operand(pair, clean_noise)._replace(rms=visible))
         return kept, kept_clean
 
     def _as_seen(self, pair: int) -> tuple[Noise, Noise]:

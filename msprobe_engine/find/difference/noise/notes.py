@@ -217,6 +217,8 @@ class Seen:
         blank: nothing is known of its numbers (a part of something, redacted).
         other: no number says how far they are apart (another shape, NaN on one side, another checksum).
         rms, average, share, count, last, unit: as in `propagation.Operand`.
+        visible: `rms`, but of what a mask hides by a large negative number the largest of the other elements: the gradient of what it hides
+            is zero, whatever the number.
     """
 
     def __init__(self, walker: PairedRank) -> None:
@@ -237,6 +239,8 @@ class Seen:
                 np.isfinite(golden_stats[:, :2]) & (golden_stats[:, :2] > left_out.HIDDEN), np.abs(golden_stats[:, :2]), 0.0
             ).max(1)
             rms, size, top = np.where(blind, finite, rms), np.where(blind, finite, size), np.where(blind, finite, top)
+            masks = (golden_stats[:, 1] <= left_out.HIDDEN) & distances.has_mask_constant(np.abs(golden_stats[:, :2]))
+            visible = np.where(masks, finite, rms)
             nothing = ~np.isfinite(golden_stats[:, 3]) & ~np.isfinite(golden_stats[:, :2]).any(1)
             left_aside = exact & (target_stats != golden_stats).any(
                 1
@@ -260,6 +264,7 @@ class Seen:
             share = roundoff.share(count, size, top, golden_stats[:, 0] - golden_stats[:, 1], unit)
         self.elements = np.where(m.elements & np.isfinite(m.distance), m.distance, 0.0).tolist()
         self.rms, self.average, self.share = np.nan_to_num(rms).tolist(), np.nan_to_num(np.abs(golden_stats[:, 2])).tolist(), share.tolist()
+        self.visible = np.nan_to_num(visible).tolist()
         self.count, self.unit = count.astype(np.int64).tolist(), unit.tolist()
         self.last = factorize.of_each(golden.shape, _last)[golden_rows].astype(np.int64).tolist()
 
