@@ -14,6 +14,7 @@ from typing import Any
 
 from msprobe_engine.config.pack.reader import read_pack
 from msprobe_engine.config.severity import CHANGES, MAY
+from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
@@ -313,6 +314,10 @@ _OF_WEIGHTS = frozenset(("rope_base", "rope_scaling", "position_embedding", "see
 """Common names of settings that weights and buffers are made with."""
 
 
+_TYPES_OF_PARAMETERS = frozenset(("parameter_dtypes", "param_dtype"))
+_TYPE = re.compile(r"\b(?:bfloat|float|half)\w*")
+
+
 def find_explaining_setting(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
     """The difference of settings that the first suspect follows from: one with its very values; in an update, one of the optimizer; of
     numbers of a monitor, the only one there is (where the two numbers of a step are said, one that only may change numbers is not).
@@ -330,6 +335,8 @@ def find_explaining_setting(first: Suspect, differences: Sequence[Difference]) -
         made = [one for one in settings if one.term in _OF_WEIGHTS]
         return made[0] if len(made) == 1 else None
     if first.kind == "series":
+        if (kept := _other_type_of_parameters(first, differences)) is not None:
+            return kept
         only = _only_one(differences)
         return None if only is not None and only.severity == MAY and first.cause else only
     return next((one for one in settings if _of_optimizer(one)), None) if first.parameter else None
@@ -344,6 +351,16 @@ def _weights_of_module(first: Suspect, differences: Sequence[Difference]) -> lis
 
 def _before_first_step(one: Difference) -> bool:
     return one.sheet == WEIGHTS and one.severity == CHANGES and one.term != LATER
+
+
+def _other_type_of_parameters(first: Suspect, differences: Sequence[Difference]) -> Difference | None:
+    """Parameters that one run keeps in another data type, where numbers part by less than that type resolves."""
+    for one in differences:
+        kinds = [float_type(name) for name in _TYPE.findall(f"{one.cmp} {one.bench}")] if one.term in _TYPES_OF_PARAMETERS else []
+        coarsest = max((kind.eps for kind in kinds if kind is not None), default=0.0)
+        if first.distance is not None and first.distance < coarsest:
+            return one
+    return None
 
 
 def _only_one(differences: Sequence[Difference]) -> Difference | None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from pathlib import Path
 from typing import Any
@@ -239,6 +240,19 @@ def test_the_only_setting_leads_where_no_call_is_known(differences: list[Differe
     assert find_explaining_setting(Suspect("loss", "", 0, 0, kind="series"), differences) is expected
     known = expected if expected is not EPS else None  # one that only may matter does not stand in place of the two numbers of a step
     assert find_explaining_setting(Suspect("loss", "", 0, 0, kind="series", cause="loss 2, golden 1"), differences) is known
+
+
+TYPES = Difference(
+    SETTINGS, "model.parameter_dtypes", "model.parameter_dtypes", "['torch.float32']", "['torch.bfloat16']", MAY, "", "parameter_dtypes"
+)
+
+
+@pytest.mark.parametrize(("distance", "expected"), [(1e-3, TYPES), (0.007, TYPES), (0.5, None), (math.inf, None), (None, None)])
+def test_a_shorter_type_explains_what_it_does_not_resolve(distance: float | None, expected: Difference | None) -> None:
+    """Parameters that one run keeps in bfloat16 lead where numbers part by less than a unit of it, whatever else may matter; they do not
+    hide a difference that no type explains."""
+    first = Suspect("loss", "", 0, 2, kind="series", cause="loss 4.3619, golden 4.3576", distance=distance)
+    assert find_explaining_setting(first, [RING, EPS, TYPES]) is expected
 
 
 ROTARY = Difference(WEIGHTS, "m.rotary.cos", "m.rotary.cos", "digest a", "digest b", CHANGES, "other numbers in it", "")

@@ -126,7 +126,8 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         if item.family not in apart and (item.rank, item.family, item.key) not in unlike and item.key.name not in cut.totals
     ]
     if not items:
-        raise NothingCapturedError(f"{target.path} and {golden.path}: no rank, step and tensor in common; is it the same training?")
+        why = [*missing_parts(target), *missing_parts(golden)] or ["is it the same training?"]
+        raise NothingCapturedError("; ".join([f"{target.path} and {golden.path}: no rank, step and tensor in common", *why]))
     means = set(losses_over_ranks(target, golden)) if apart == {"loss"} else set()
     losses_agree = bool(means)
     items += means
