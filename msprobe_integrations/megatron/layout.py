@@ -63,9 +63,11 @@ def bucket_groups(chunk: Any) -> list[Any]:
         return [*chunk.bucket_groups, *need(chunk, "expert_parallel_bucket_groups", for_=REDUCED)]
     kinds = [optional(chunk, kind, because=_NO_WRAPPER) for kind in ("buffers", "expert_parallel_buffers")]
     buffers = [buffer for kind in kinds if isinstance(kind, list) for buffer in kind]  # of other modules `buffers` is a method
-    if not buffers and hasattr(chunk, "ddp_config") and not shards_itself(chunk):
+    buckets = [bucket for buffer in buffers for bucket in need(buffer, "buckets", for_=REDUCED)]
+    reduced_by_themselves = buckets and all(hasattr(bucket, "start_grad_sync") for bucket in buckets)
+    if not reduced_by_themselves and hasattr(chunk, "ddp_config") and not shards_itself(chunk):
         raise make_missing_error(f"{type(chunk).__name__}.bucket_groups", REDUCED)
-    return [bucket for buffer in buffers for bucket in need(buffer, "buckets", for_=REDUCED)]
+    return buckets
 
 
 def buckets_of(group: Any) -> list[Any]:

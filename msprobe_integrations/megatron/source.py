@@ -133,22 +133,24 @@ class MegatronSource:
         if self._open or watch is None:
             return
         if self._monitor.unreduced_gradients:
-            for group in self._groups():
-                inside = {parameter for bucket in buckets_of(group) for parameter in need(bucket, "params", for_=REDUCED)}
-                pieces = [piece for piece in self.pieces if piece.parameter in inside]
+            for group, pieces in self._groups():
                 self._open.before(group, "start_grad_sync", functools.partial(self._sample_accumulated, watch, group, pieces))
         if self._monitor.micro_batch_gradients:
             for piece in self.pieces:
                 hook = self._open.guard_hook(self._local(piece, watch))
                 self._open.on_undo(piece.parameter.register_post_accumulate_grad_hook(hook).remove)
 
-    def _groups(self) -> list[Any]:
-        """What is reduced together; nothing where this version does not say, which is said."""
+    def _groups(self) -> list[tuple[Any, list[Piece]]]:
+        """What is reduced together, and its pieces; nothing where this version does not say, which is said."""
+        groups: list[tuple[Any, list[Piece]]] = []
         try:
-            groups = [group for chunk in self.layout.chunks for group in bucket_groups(chunk)]
-            return [group for group in groups if need(group, "start_grad_sync", for_="gradients of Megatron before the reduction")]
+            for group in (group for chunk in self.layout.chunks for group in bucket_groups(chunk)):
+                need(group, "start_grad_sync", for_="gradients of Megatron before the reduction")
+                inside = {parameter for bucket in buckets_of(group) for parameter in need(bucket, "params", for_=REDUCED)}
+                groups.append((group, [piece for piece in self.pieces if piece.parameter in inside]))
         except MissingNameError:
             return []
+        return groups
 
     def shut(self) -> None:
         self._open.undo()

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import ModuleType, SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 import torch
@@ -71,7 +72,8 @@ def called_otherwise(objects: list[Any], name: str) -> Iterator[int]:
 
 
 def reported(chunks: list[Any], optimizer: Any) -> dict[str, Any]:
-    """What the parameter side takes: reduced gradients with their range, ranks that hold the same, the place of the rank."""
+    """What the parameter side takes: reduced gradients with their range, ranks that hold the same, the place of the rank. Following the
+    updates, and gradients before the reduction, raises nothing, else all of the monitor would be off."""
     probe: Any = SimpleNamespace(
         monitor=PARAMETER_FAMILIES, faults=Faults(), parameters=SimpleNamespace(exchanges=SimpleNamespace(of=lambda _: None))
     )
@@ -83,6 +85,9 @@ def reported(chunks: list[Any], optimizer: Any) -> dict[str, Any]:
             found[f"reduced {piece.name}"] = (piece.lo, piece.hi, tuple(gradient.detach().flatten().tolist()))
         for one in source.find_replicas(piece):
             found[f"{one.label} {piece.name}"] = (tuple(dist.get_process_group_ranks(one.group)), one.late)
+    source.connect(Mock())
+    source.open()
+    source.close()
     return found
 
 
