@@ -3,6 +3,7 @@ their own."""
 
 from __future__ import annotations
 
+import atexit
 import gc
 import importlib.util
 import logging
@@ -74,9 +75,8 @@ def pytest_collection_finish() -> None:
 os.register_at_fork(after_in_child=gc.freeze)
 
 
-def pytest_unconfigure() -> None:
-    """Extension modules complain of objects that nobody has freed."""
-    gc.unfreeze()
+# Extension modules complain at the end of objects that nobody has freed. Not before: pytest collects five times when it ends.
+atexit.register(gc.unfreeze)
 
 
 @pytest.fixture(autouse=True, scope="session")

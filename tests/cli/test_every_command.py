@@ -51,6 +51,8 @@ READS_RUN = {
     "settings check": (2, "a settings file ends in"),
 }
 """Commands that read the path of a run, and what they say of one that has a dump with a NaN and no monitor."""
+QUICK = [pytest.param(name, marks=pytest.mark.slow) if name == "acc_check" else name for name in sorted(READS_RUN)]
+"""The pre-check starts a process of its own each time: once is enough, with ``--json``."""
 PATHS = {
     "acc_check": ["-api_info", "{}"],
     "api_precision_compare": ["-npu", "{}", "-gpu", "{}"],
@@ -149,7 +151,7 @@ def test_a_wrong_path(name: str, here: Path, capsys: Capture) -> None:
 
 
 @pytest.mark.usefixtures("here")
-@pytest.mark.parametrize("name", sorted(READS_RUN))
+@pytest.mark.parametrize("name", QUICK)
 def test_a_run_directory(name: str, capsys: Capture) -> None:
     """Is taken as it is, and what is said comes without a terminal, too."""
     expected, said = READS_RUN[name]
@@ -301,7 +303,7 @@ def test_the_default_that_is_said_is_the_default(name: str) -> None:
             assert action.default == type(action.default)(said[1]), action.option_strings
 
 
-@pytest.mark.parametrize("name", sorted(READS_RUN))
+@pytest.mark.parametrize("name", QUICK)
 def test_latest_is_the_last_launch(name: str, here: Path, capsys: Capture) -> None:
     """The bare word, where no file has that name; the output names the launch, since the link leads to another one later."""
     (here / "msprobe_output").mkdir()

@@ -39,17 +39,6 @@ def test_what_was_seen(case: str, tmp_path: Path) -> None:
     assert list(tmp_path.iterdir()) == []
 
 
-def test_a_model_that_is_trained_in_evaluation_mode(tmp_path: Path) -> None:
-    """It is said at the first update, and once, not at the end of the training alone; one that was evaluated before is watched."""
-    script = "for _ in range(2): m(torch.ones(1, 2)).sum().backward(); o.step()\n"
-    done = ln.run(PYTHON, "-c", MODEL + "m.eval()\n" + script, cwd=tmp_path, options=())
-    assert done.stderr.count("an optimizer updates Linear, which was only called in evaluation mode so far") == 1
-    assert "Call model.train() before the loop" in done.stderr
-    done = ln.run(PYTHON, "-c", MODEL + "m.eval(); m(torch.ones(1, 2)); m.train()\n" + script, cwd=tmp_path, options=())
-    assert "evaluation mode" not in done.stderr
-    assert "msprobe: the run is over" in done.stderr
-
-
 @pytest.mark.parametrize(("words", "code"), [(("-c", "raise ValueError"), 1), (("gone.py",), 2)])
 def test_a_program_that_ended_with_an_error(words: tuple[str, ...], code: int, tmp_path: Path) -> None:
     """Its error comes first: that no training was found follows from it."""

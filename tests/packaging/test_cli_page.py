@@ -87,7 +87,8 @@ def test_the_page_is_current() -> None:
 
 
 def test_every_command_is_there() -> None:
-    assert [name for name in all_commands() if f"### `msprobe {name}`" not in page()] == []
+    made = page()
+    assert [name for name in all_commands() if f"### `msprobe {name}`" not in made] == []
 
 
 if __name__ == "__main__":

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import logging
 import math
+import sys
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -122,23 +124,54 @@ def test_no_open_run(caplog: pytest.LogCaptureFixture) -> None:
     assert "no run of W&B, SwanLab or MLflow was open in this process" in caplog.text
 
 
-def test_a_tracker_that_fails(wandb: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
+class OpenRun:
+    """What the sink asks of an open run of W&B, without its service; the real one is in the slow tests above."""
+
+    def __init__(self) -> None:
+        self.summary: dict[str, str] = {}
+        self.rows: list[dict[str, float]] = []
+
+    def define_metric(self, name: str, **axis: Any) -> None:
+        """Our numbers have a step of their own."""
+        assert axis == ({"hidden": True} if name == "msprobe/step" else {"step_metric": "msprobe/step"})
+
+    def log(self, row: dict[str, float], commit: bool) -> None:
+        assert not commit, "a row of ours would count up the program's own step"
+        self.rows.append(row)
+
+
+@pytest.fixture
+def open_run(monkeypatch: pytest.MonkeyPatch) -> OpenRun:
+    run = OpenRun()
+    monkeypatch.setitem(sys.modules, "wandb", SimpleNamespace(run=run))
+    return run
+
+
+def test_an_open_run(open_run: OpenRun) -> None:
+    """Rows of ours wait for the program's next row, with the training's step beside them."""
+    sink = TrackerSink(TrackerSettings(), rank=0)
+    train(sink, int)
+    sink.close()
+    check({name: [(int(row["msprobe/step"]), row[name]) for row in open_run.rows if name in row] for name in open_run.rows[-1]})
+    assert open_run.summary == {"msprobe/last_alert": NAN.message}
+
+
+def test_a_tracker_that_fails(open_run: OpenRun, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     """One error in the log; the training and the other sinks know nothing of it."""
-    run = wandb.init(mode="offline", dir=str(tmp_path), project="p", settings={"console": "off"})  # else it keeps stderr for good
     sink = TrackerSink(TrackerSettings(), rank=0)
 
     def refuse(*_: object, **__: object) -> None:
         raise OSError("disk is full")
 
-    monkeypatch.setattr(run, "log", refuse)
+    monkeypatch.setattr(open_run, "log", refuse)
     with caplog.at_level(logging.ERROR, "msprobe"):
         train(sink, int)
         sink.close()
     assert caplog.text.count("W&B takes no more from step 0 on: OSError: disk is full") == 1
 
 
-def test_series_are_bounded(wandb: Any, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
-    wandb.init(mode="offline", dir=str(tmp_path), project="p", settings={"console": "off"})
+@pytest.mark.usefixtures("open_run")
+def test_series_are_bounded(caplog: pytest.LogCaptureFixture) -> None:
     sink = TrackerSink(TrackerSettings(max_series=2), rank=0)
     with caplog.at_level(logging.WARNING, "msprobe"):
         train(sink, int)

@@ -109,6 +109,25 @@ def test_a_training_that_goes_on_in_evaluation_mode(new_optimizer: bool, caplog:
     assert "step 2 is not watched: the model is trained in evaluation mode" in caplog.text
 
 
+@pytest.mark.parametrize("evaluated", ["only", "before"])
+def test_a_model_that_is_trained_in_evaluation_mode(evaluated: str, caplog: pytest.LogCaptureFixture) -> None:
+    """It is said at the first update, and once, not at the end of the training alone; one that was evaluated before is watched."""
+    log.forget_warnings()
+    with cases.launched() as launch:
+        model = cases.two()
+        optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+        model.eval()
+        if evaluated == "before":
+            model(cases.batch(70))
+            model.train()
+        for number in range(2):
+            model(cases.batch(number)).square().mean().backward()
+            optimizer.step()
+            assert caplog.text.count("an optimizer updates Two, which was only called in evaluation mode so far") == (evaluated == "only")
+    assert [frame.step for frame in launch.frames] == ([] if evaluated == "only" else [0, 1])
+    assert ("Call model.train() before the loop" in caplog.text) is (evaluated == "only")
+
+
 @pytest.mark.parametrize("micro", [1, 2])
 @pytest.mark.parametrize("cleared", ["not", "to none", "to zero", "through data", "behind the forward pass"])
 def test_gradients_that_nobody_clears(cleared: str, micro: int) -> None:
