@@ -1,8 +1,9 @@
-"""How a forked program ends: as an interpreter ends, but what its parent has imported is not taken down, which is a second of each."""
+"""How a program is forked and ends: as an interpreter ends, but what its parent has imported is not taken down, which is a second of each."""
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import gc
 import os
 import signal
@@ -10,13 +11,29 @@ import sys
 import threading
 from collections.abc import Callable
 from contextlib import suppress
+from pathlib import Path
 from typing import NoReturn
 
 
+HUGE_PAGE = 1 << 21
+_MADV_COLLAPSE = 25
+"""Of Linux 6.1 and later; an older one refuses it, and nothing is lost."""
+
+
 def freeze() -> None:
-    """In the parent: what is there now is no program's, and no collection looks through it."""
+    """In the parent: what is there now is no program's, and no collection looks through it. It is put into huge pages: a fork copies an
+    entry for each page that the parent has, which with pages of 4 KiB is most of what a short program costs."""
     gc.collect()
     gc.freeze()
+    advise = ctypes.CDLL(None).madvise
+    advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        place, access, _, _, _, *name = line.split()
+        if access == "rw-p" and name in ([], ["[heap]"]):
+            first, last = (int(address, 16) for address in place.split("-"))
+            first = -(-first // HUGE_PAGE) * HUGE_PAGE
+            if last - first >= HUGE_PAGE:
+                advise(first, (last - first) // HUGE_PAGE * HUGE_PAGE, _MADV_COLLAPSE)
 
 
 def fork(program: Callable[[], object]) -> int:
