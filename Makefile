@@ -122,26 +122,26 @@ lint-js:
 # wraps functions of torch for good, and tests inside MindSpore's environment. What no group names is in the group `others`.
 SHARES ?= 3
 TIER ?= -m "not slow and not existing_tool"
-GROUPS := others torch calls tables runs files shimmed integrations
+GROUPS := others comparisons torch files shimmed integrations
 TESTS_torch := tests/torch tests/probe tests/dump tests/training
 TESTS_shimmed := tests/megatron tests/monitor_faults
-TESTS_files := tests/checkpoint tests/config_check
-TESTS_runs := tests/diagnose tests/deepspeed
-TESTS_tables := tests/readers tests/compare tests/cross_framework tests/web tests/trends tests/redaction
-TESTS_calls := tests/accuracy tests/launch
+TESTS_comparisons := tests/readers tests/compare tests/cross_framework tests/web tests/trends tests/redaction tests/diagnose tests/deepspeed
+TESTS_files := tests/accuracy tests/launch tests/checkpoint tests/config_check
 TESTS_integrations := tests/integrations
 TESTS_others = $(addprefix --ignore=,$(foreach group,$(filter-out others,$(GROUPS)),$(TESTS_$(group))))
-MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then $(MINDSPORE_DIR)/bin/python -m pytest $(TIER) tests/mindspore $(PYTEST_ARGS); \
+MINDSPORE_TESTS = if [ -x $(MINDSPORE_DIR)/bin/python ]; then GLIBC_TUNABLES=$(HUGE_PAGES) $(MINDSPORE_DIR)/bin/python -m pytest $(TIER) tests/mindspore $(PYTEST_ARGS); \
   else echo "tests/mindspore skipped: no environment with $(MINDSPORE)"; fi
 # Tests make tens of thousands of small files: in memory where there is room for them, else where temporary files go.
 IN_MEMORY := $(shell [ "$$(df --output=avail /dev/shm 2>/dev/null | tail -1)" -gt 8388608 ] 2>/dev/null && ! grep -q '^[^ ]* /dev/shm .*noexec' /proc/mounts && echo /dev/shm)
+# What tests allocate, too, lies in huge pages where the system has them (tests/frameworks/ending.py); another C library ignores it.
+HUGE_PAGES := glibc.malloc.hugetlb=1
 test: system-packages $(VENV)/.created
 	@$(MAKE) --no-print-directory -j2 --output-sync=target venv venv-mindspore venv-mcore19
 	@TMPDIR=$(or $(TMPDIR),$(IN_MEMORY),/tmp) $(MAKE) --no-print-directory -j$(SHARES) --keep-going --output-sync=target lint tests-mindspore $(addprefix tests-,$(GROUPS))
 
 .PHONY: tests-mindspore $(addprefix tests-,$(GROUPS))
 $(addprefix tests-,$(GROUPS)): tests-%: $(VENV)/.installed
-	@unset MAKEFLAGS MFLAGS; export MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)'; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
+	@unset MAKEFLAGS MFLAGS; export GLIBC_TUNABLES='$(HUGE_PAGES)' MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)'; mindspore='$(CURDIR)/$(MINDSPORE_DIR)'; [ ! -x "$$mindspore/bin/python" ] || export MINDSPORE_ENVIRONMENT="$$mindspore"; \
 	$(BIN)/python -m pytest $(TIER) $(TESTS_$*) $(PYTEST_ARGS)
 
 tests-mindspore:

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+import warm
 from megatron_writer import FAST
 
 
@@ -17,6 +16,6 @@ def megatron_checkpoints(request: pytest.FixtureRequest, tmp_path_factory: pytes
     target = tmp_path_factory.mktemp("megatron")
     script = Path(__file__).with_name("megatron_writer.py")
     names = () if any(item.get_closest_marker("slow") for item in request.session.items) else FAST
-    done = subprocess.run([sys.executable, str(script), str(target), *names], capture_output=True, text=True, check=False)
+    done = warm.run(warm.script(script), target, *names)
     assert done.returncode == 0, done.stderr[-4000:]
     return target

@@ -5,14 +5,13 @@ from __future__ import annotations
 import importlib
 import json
 import shutil
-import subprocess
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import warm
 from stored_arrays import array_of, checkpoint_of, fill
 
 from msprobe_engine.align.parameters.align_names import align_checkpoints
@@ -29,7 +28,7 @@ MODELS = (
 def proven(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, dict[str, Any]]:
     """What `gpt_pairs_job` saw for all models, and its directory."""
     directory = tmp_path_factory.mktemp("pairs")
-    done = subprocess.run([sys.executable, str(JOB), str(directory), *MODELS], capture_output=True, text=True, timeout=240, check=False)
+    done = warm.run(warm.script(JOB), directory, *MODELS)
     assert done.returncode == 0, done.stderr[-3000:]
     return directory, json.loads((directory / "result.json").read_text())
 

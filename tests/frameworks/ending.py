@@ -1,4 +1,5 @@
-"""How a program is forked and ends: as an interpreter ends, but what its parent has imported is not taken down, which is a second of each."""
+"""How a program is forked, and how it ends: as an interpreter ends, but what its parent has imported is not taken down, which is a second
+of each."""
 
 from __future__ import annotations
 
@@ -13,7 +14,6 @@ from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
 from typing import NoReturn
-
 
 HUGE_PAGE = 1 << 21
 _MADV_COLLAPSE = 25

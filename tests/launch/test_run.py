@@ -13,6 +13,8 @@ from pathlib import Path
 import launching as ln
 import pytest
 
+from msprobe_engine.cli.main import main
+
 PYTHON = sys.executable
 
 
@@ -21,6 +23,7 @@ def here(tmp_path: Path) -> Path:
     return ln.place(tmp_path / "a job's place")
 
 
+@pytest.mark.fast_cells("script", "shell that goes elsewhere", "child", "fork")
 @pytest.mark.parametrize(
     "command",
     [
@@ -116,21 +119,40 @@ def test_output_dir_of_existing_files(here: Path, name: str, text: str, variable
         (("-c", "probe.yaml"), (), ["no launch line"]),
         (("-c", "probe.yaml"), ("no_such_program",), ["no_such_program", "not found"]),
         (("-c", "probe.yaml"), ("./plain.sh",), ["bash ./plain.sh"]),
-        (("-c", "probe.yaml"), ("./bare",), ["#!"]),
     ],
 )
-def test_mistakes_end_before_anything_starts(here: Path, options: tuple[str, ...], command: tuple[str, ...], words: list[str]) -> None:
+def test_mistakes_end_before_anything_starts(
+    here: Path,
+    options: tuple[str, ...],
+    command: tuple[str, ...],
+    words: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
     """Exit code 2 and one message that names the mistake and the way out."""
     (here / "plain.sh").write_text("echo started\n")
+    monkeypatch.chdir(here)
+    monkeypatch.setattr(os, "execve", None)
+    assert main(["run", *options, "--", *command]) == 2
+    out, err = capsys.readouterr()
+    assert out == ""
+    assert all(word in err for word in words), err
+    assert len(err.splitlines()) == 1
+
+
+def test_what_the_system_does_not_start(here: Path) -> None:
+    """A file that is no program: exit code 2, and one message with the way out."""
     (here / "bare").write_bytes(b"\x00\x01started\n")
     (here / "bare").chmod(0o755)
-    done = ln.run(*command, cwd=here, options=options)
-    assert done.returncode == 2
-    assert done.stdout == ""
-    assert all(word in done.stderr for word in words), done.stderr
+    done = ln.run("./bare", cwd=here)
+    assert (done.returncode, done.stdout) == (2, "")
+    assert "#!" in done.stderr
     assert len(done.stderr.splitlines()) == 1
 
 
+@pytest.mark.fast_cells(
+    *(f"option-options{k}-{cell}" for k, cell in enumerate(("7-True", "2-False", "2-False", "2-False"))), "variable-options0-7-True"
+)
 @pytest.mark.parametrize(
     ("options", "code", "started"),
     [((), 7, True), (("--set", "strict=true"), 2, False), (("--dry-run",), 2, False), (("--set", "strict"), 2, False)],
@@ -176,6 +198,7 @@ def test_without_a_settings_file(here: Path, options: tuple[str, ...], variable:
     assert len(places) == (2 if said else 1)
 
 
+@pytest.mark.fast_cells("option-none", "option-another key", "option-the same key", "option-all keys", "variable-none")
 @pytest.mark.parametrize(
     ("options", "changes", "said"),
     [
@@ -192,6 +215,7 @@ def test_without_a_settings_file(here: Path, options: tuple[str, ...], variable:
             "msprobe run: MSPROBE_SET does not count for what this launch sets: output_dir, monitor.parameters",
         ),
     ],
+    ids=["none", "another key", "the same key", "all keys"],
 )
 @pytest.mark.parametrize("file", ["probe.yaml", None], ids=["option", "variable"])
 def test_changes_of_the_environment_hold_too(here: Path, file: str | None, options: tuple[str, ...], changes: str, said: str) -> None:
@@ -239,6 +263,7 @@ def test_dry_run(here: Path) -> None:
     assert json.loads(again.stdout)["changes"] == ["dump.step=[1]"]
 
 
+@pytest.mark.fast_cells("exit", "error", "interrupt")
 @pytest.mark.parametrize(
     ("code", "expected"),
     [
@@ -249,6 +274,7 @@ def test_dry_run(here: Path) -> None:
         ("import os, signal; os.kill(os.getpid(), signal.SIGINT)", -signal.SIGINT),
         ("import faulthandler; faulthandler._sigsegv()", -signal.SIGSEGV),
     ],
+    ids=["exit", "error", "end at once", "terminate", "interrupt", "crash"],
 )
 def test_how_it_ends(here: Path, code: str, expected: int) -> None:
     """Exit code, signal and traceback are those of the bare launch line."""
@@ -297,6 +323,7 @@ def test_the_users_own_customisations(here: Path) -> None:
     assert "msprobe" not in ln.without_last_words(done.stderr)
 
 
+@pytest.mark.fast_cells("-S", "-I")
 @pytest.mark.parametrize("flag", ["-S", "-I", "-E", "-sI"])
 def test_isolated_interpreters_work(here: Path, flag: str) -> None:
     """-I and -E take no notice of PYTHONPATH, -S of .pth files either: the program runs, with the probe only where the .pth is."""

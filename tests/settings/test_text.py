@@ -23,7 +23,7 @@ from msprobe_engine.core.settings.text import MAX_BYTES, parse, read_file
         ("a.json", "{", "not valid JSON"),
         ("a.yaml", "a: !!python/object/apply:os.system ['true']", "not valid YAML"),
         ("a.yaml", "? [1]\n: 2", "not valid YAML"),
-        ("a.yaml", "a: " + "[" * 5000, "not valid YAML"),
+        ("a.yaml", "a: " + "[" * 1200, "not valid YAML"),
         ("a.json", "[1 2]", "not valid JSON: Expecting ',' delimiter (line 1, column 4)"),
         ("a.json", '{"a": 1,}', "omma"),
         ("a.json", " ", "the file is empty"),
