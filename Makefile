@@ -125,7 +125,7 @@ TIER ?= -m "not slow and not existing_tool"
 GROUPS := others comparisons torch files shimmed integrations
 TESTS_torch := tests/torch tests/probe tests/dump tests/training
 TESTS_shimmed := tests/megatron tests/monitor_faults
-TESTS_comparisons := tests/readers tests/compare tests/cross_framework tests/web tests/trends tests/redaction tests/diagnose tests/deepspeed
+TESTS_comparisons := tests/readers tests/compare tests/cross_framework tests/trends tests/redaction tests/diagnose tests/deepspeed tests/web
 TESTS_files := tests/accuracy tests/launch tests/checkpoint tests/config_check
 TESTS_integrations := tests/integrations
 TESTS_others = $(addprefix --ignore=,$(foreach group,$(filter-out others,$(GROUPS)),$(TESTS_$(group))))

@@ -303,7 +303,8 @@ def test_the_default_that_is_said_is_the_default(name: str) -> None:
             assert action.default == type(action.default)(said[1]), action.option_strings
 
 
-@pytest.mark.parametrize("name", QUICK)
+@pytest.mark.fast_cells("compare", "diagnose", "graph_visualize", "show")
+@pytest.mark.parametrize("name", sorted(READS_RUN))
 def test_latest_is_the_last_launch(name: str, here: Path, capsys: Capture) -> None:
     """The bare word, where no file has that name; the output names the launch, since the link leads to another one later."""
     (here / "msprobe_output").mkdir()

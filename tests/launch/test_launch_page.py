@@ -70,9 +70,18 @@ ASKING = [
     *lines("**Open MPI**"),
     *lines("**Containers**"),
 ]
+LIKE_TORCHRUN = ("deepspeed", "accelerate", "srun")
+"""Launchers whose stand-in hands everything on, as torchrun's does."""
 
 
-@pytest.mark.parametrize("line", [line for line in ASKING if "--dry-run" not in line])
+@pytest.mark.parametrize(
+    "line",
+    [
+        pytest.param(line, marks=[pytest.mark.slow] * any(launcher in line.split() for launcher in LIKE_TORCHRUN))
+        for line in ASKING
+        if "--dry-run" not in line
+    ],
+)
 def test_lines_that_ask(here: Path, line: str) -> None:
     """Each launch line of the page reaches the training process: it waits for a framework, with the page's settings."""
     words = shlex.split(line)
