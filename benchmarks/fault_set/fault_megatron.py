@@ -93,13 +93,14 @@ def _fill(model: Any, a: argparse.Namespace) -> None:
         known = re.sub(r"(?<=local_experts\.)\d+", lambda found: str(int(found.group()) + experts), known)
         if known == "output_layer.weight" and not a.untie:
             known = "embedding.word_embeddings.weight"
-        cut = a.tp > 1 and getattr(parameter, "tensor_model_parallel", False)
+        tp = a.etp if "experts" in known else a.tp
+        cut = tp > 1 and getattr(parameter, "tensor_model_parallel", False)
         dimension = parameter.partition_dim if cut else 0
-        shape = [size * a.tp if cut and at == dimension else size for at, size in enumerate(parameter.shape)]
+        shape = [size * tp if cut and at == dimension else size for at, size in enumerate(parameter.shape)]
         generator = torch.Generator().manual_seed(zlib.crc32(known.encode()))
         whole = torch.randn(shape, generator=generator)
         whole = 1 + 0.1 * whole if "layernorm" in known and known.endswith("weight") else 0.1 * whole
-        own = whole.chunk(a.tp, dimension)[state.get_tensor_model_parallel_rank()] if cut else whole
+        own = whole.chunk(tp, dimension)[state.get_tensor_model_parallel_rank()] if cut else whole
         parameter.data.copy_(own)
 
 

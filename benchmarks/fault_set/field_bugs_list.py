@@ -15,6 +15,11 @@ import field_bugs_in_ranks
 import field_bugs_in_transformers
 import field_bugs_in_updates
 import field_bugs_monitored
+import field_bugs_strangers_data
+import field_bugs_strangers_healthy
+import field_bugs_strangers_layouts
+import field_bugs_strangers_models
+import field_bugs_strangers_updates
 import field_bugs_unseen
 import field_bugs_unseen_healthy
 import field_bugs_unseen_more
@@ -38,6 +43,10 @@ FAULTS: tuple[Fault, ...] = (
     *field_bugs_unseen.CASES,
     *field_bugs_unseen_more.CASES,
     *field_bugs_across.CASES,
+    *field_bugs_strangers_models.CASES,
+    *field_bugs_strangers_data.CASES,
+    *field_bugs_strangers_updates.CASES,
+    *field_bugs_strangers_layouts.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_healthy.CASES,
@@ -47,5 +56,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *field_bugs_unseen_healthy.CASES,
     *field_bugs_unseen_more.HEALTHY,
     *field_bugs_across.HEALTHY,
+    *field_bugs_strangers_healthy.CASES,
 )
 BESIDE: tuple[Beside, ...] = (*field_bugs_beside.CASES, *field_bugs_beside.HEALTHY)

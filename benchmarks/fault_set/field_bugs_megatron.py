@@ -69,9 +69,9 @@ def _made(where: Path, name: str, level: str, role: str) -> None:
 
 def _train(name: str, level: str, where: str, role: str) -> None:
     import fault_megatron
-    from field_bugs_in_megatron import CASES, HEALTHY
+    from field_bugs_list import FAULTS, HEALTHY
 
-    case: Any = next(case for case in (*CASES, *HEALTHY) if case.name == name)
+    case: Any = next(case for case in (*FAULTS, *HEALTHY) if case.name == name)
     setting = case.other if role == "run" and getattr(case, "other", None) else case.setting
     words = setting.form.split()
     sizes = {key: int(words[words.index(f"--{key}") + 1]) if f"--{key}" in words else 1 for key in ("tp", "pp", "dp")}
