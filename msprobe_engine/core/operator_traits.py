@@ -156,6 +156,11 @@ def sums_products(op: str) -> bool:
     return is_product(op) or op in CONVOLUTIONS
 
 
+def multiplies_inside(op: str) -> bool:
+    """It computes products of matrices, whatever else: autocast casts what they are given, also where that is handed over in float32."""
+    return sums_products(op) or op == "scaled_dot_product_attention"
+
+
 def of_reducer(name: str) -> bool:
     """A record of a collective that torch's own reducer of gradients calls (`DistributedDataParallel`): its buckets, and their layout, are
     no part of the model."""

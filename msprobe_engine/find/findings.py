@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from msprobe_engine.align.parallel.unshard.plan import PlanLine
 
 NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW = "none", "structure", "divergence", "nonfinite", "overflow"
-COLLECTIVE, DESYNC, CONFIG, CHECKPOINT = "collective", "desync", "config", "checkpoint"
-FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC, CONFIG, CHECKPOINT)
+COLLECTIVE, DESYNC, DATA, CONFIG, CHECKPOINT = "collective", "desync", "data", "config", "checkpoint"
+FINDINGS = (NONE, STRUCTURE, DIVERGENCE, NONFINITE, OVERFLOW, COLLECTIVE, DESYNC, DATA, CONFIG, CHECKPOINT)
 
 SETTING = "setting"
 """Kind of a suspect: a setting of two runs whose numbers were compared and agree."""
@@ -33,6 +33,7 @@ HEADLINES: Mapping[str, str] = {
     OVERFLOW: Sentence("First Inf"),
     COLLECTIVE: Sentence("A collective gives a wrong result"),
     DESYNC: Sentence("Ranks that must hold the same values do not"),
+    DATA: Sentence("Ranks that must share the data do not"),
     CONFIG: Sentence("The configurations differ"),
     CHECKPOINT: Sentence("The checkpoints differ"),
 }

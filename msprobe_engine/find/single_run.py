@@ -47,6 +47,7 @@ def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
         return variables
     ranks = RankChecks()
     result = nan_analyze(target, seen=ranks.check_step, tables=tables)
+    ranks.finish()
     diagnosis = Diagnosis(problems=list(result.problems))
     diagnosis.looked_at, diagnosis.steps = {"steps": ", ".join(map(str, result.steps))}, list(result.steps)
     if result.findings:

@@ -199,6 +199,15 @@ def test_a_default_that_changed_between_releases_is_a_difference() -> None:
     assert not _matter(compare_settings(b, _side(DEEPSPEED | {"gradient_clipping": 1.0}, versions={"deepspeed": "0.19.4"}), "file"))
 
 
+@pytest.mark.parametrize("said", [False, True])
+def test_defaults_of_deepspeeds_optimizer_hold_for_that_one_alone(said: bool) -> None:
+    """Without ``optimizer`` in the file the training gives DeepSpeed one of its own, of which the file says nothing."""
+    engine = {name: value for name, value in DEEPSPEED.items() if not name.startswith("optimizer.")} | {"world_size": 2}
+    own = {"optimizer.class": "AdamW", "optimizer.lr": 1e-3, "optimizer.betas": [0.9, 0.95], "optimizer.weight_decay": 0.1, "world_size": 2}
+    found = compare_settings(_side(engine | ({"optimizer.type": "AdamW"} if said else {})), _side(own), "file")
+    assert ("adam_beta2" in {one.term for one in _matter(found) if one.severity == CHANGES}) == said
+
+
 def test_a_deepspeed_file_of_the_trainer_decides_on_clipping() -> None:
     """Without ``gradient_clipping`` DeepSpeed's own default holds, whatever Transformers' is; ``auto`` takes that of Transformers."""
     trainer = TRANSFORMERS | {"deepspeed": "ds.json", "zero_optimization.stage": 2}

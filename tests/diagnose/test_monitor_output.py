@@ -149,6 +149,16 @@ def test_another_loss_scale(scales: tuple[float, ...], gradient: float, finding:
     assert any("that was taken out" in line for line in found.evidence) == (scales[0] == 64.0)
 
 
+@pytest.mark.parametrize("scale", [1, 2])
+def test_a_loss_scale_of_one_is_none(scale: int, tmp_path: Path) -> None:
+    """An engine writes it in every step, and a loop without a scale writes nothing; another scale that one run alone has is said."""
+    roots = [Monitor(tmp_path / name, ranks=1).write() for name in ("run", "golden")]
+    (place,) = (roots[0] / "monitor").iterdir()
+    (place / "scalars_0-9.csv").write_text("\n".join(["step,name,value", *(f"{step},loss_scale,{scale}" for step in range(3))]) + "\n")
+    found = diagnose(*roots)
+    assert any("loss_scale" in problem for problem in found.problems) == (scale != 1), found.text()
+
+
 @pytest.mark.parametrize(("family", "finding"), [("grad_reduced", "none"), ("unscaled_grad", "divergence"), ("clipped_grad", "divergence")])
 def test_a_loss_scale_that_was_not_taken_off(family: str, finding: str, tmp_path: Path) -> None:
     """Another loss scale explains the gradients up to where it is taken off, and none behind."""

@@ -48,6 +48,16 @@ def test_nobody_is_accused(tmp_path: Path, kind: str) -> None:
     assert any("differ from step" in problem for problem in found.problems) == kind.startswith("experts")
 
 
+def test_ranks_that_were_given_the_same_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Data-parallel ranks sum the gradients of all their parameters: with the same rows on all of them each step is that of one rank."""
+    out = train(tmp_path, "ddp-same-dump")
+    assert main(["diagnose", str(out), "-o", str(tmp_path / "page")]) == 1
+    assert "Ranks that must share the data do not" in capsys.readouterr().out.splitlines()[0]
+    first = diagnose(out).first_suspect
+    assert first is not None
+    assert (first.kind, first.step, first.ranks) == ("data", 0, [0, 1])
+
+
 @pytest.mark.fast_cells("sums-seeds-dump-Functional.dropout.0.forward")
 @pytest.mark.parametrize(("kind", "record"), [("sums-seeds-dump", "Functional.dropout.0.forward"), ("sums-dump", None)])
 def test_random_numbers_that_part_copies(tmp_path: Path, kind: str, record: str | None) -> None:

@@ -6,8 +6,9 @@ import functools
 import multiprocessing
 import re
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +19,10 @@ from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
+
+Losses = Callable[[], Iterable[Tensor]]
+"""Of the micro batches of a step."""
+Make = Callable[[str, torch.Generator], tuple[nn.Module, Losses]]
 
 
 class Recurrent(nn.Module):
@@ -88,53 +93,129 @@ class Recomputed(nn.Module):
         return y
 
 
-def _recurrent(fault: str, generator: torch.Generator) -> tuple[nn.Module, Callable[[], Tensor]]:
+class Kernel(torch.autograd.Function):
+    """A norm with a backward pass of its own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor) -> Tensor:
+        scale = x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+        ctx.save_for_backward(x, scale)
+        return x * scale
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Tensor:  # type: ignore[override]
+        x, scale = ctx.saved_tensors
+        y = x * scale
+        out: Tensor = (grad - y * (grad * y).mean(-1, keepdim=True)) * scale
+        return out
+
+
+class EarlyGradient(torch.autograd.Function):
+    """A sum of losses whose gradient is computed in the forward pass, and scaled in the backward pass; `forgets`: or not."""
+
+    @staticmethod
+    def forward(ctx: Any, out: Tensor, right: Tensor, forgets: bool) -> Tensor:
+        with torch.enable_grad():
+            own = out.detach().requires_grad_()
+            loss = F.cross_entropy(own.transpose(1, 2), right, reduction="sum")
+            (grad,) = torch.autograd.grad(loss, own)
+        ctx.save_for_backward(grad)
+        ctx.forgets = forgets
+        return loss.detach()
+
+    @staticmethod
+    def backward(ctx: Any, grad: Tensor) -> Any:  # type: ignore[override]
+        (own,) = ctx.saved_tensors
+        return own * 1.0 if ctx.forgets else own * grad, None, None
+
+
+class Grouped(nn.Module):
+    """Attention with half as many heads of keys and values as of queries."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embedding, self.q, self.kv, self.head = nn.Embedding(12, 16), nn.Linear(16, 16), nn.Linear(16, 16), nn.Linear(16, 12)
+
+    def forward(self, tokens: Tensor, fault: str) -> Tensor:
+        x = self.embedding(tokens)
+        normed = Kernel.apply(x) if fault == "kernel" else x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+        q = self.q(normed).unflatten(-1, (4, 4)).transpose(1, 2)
+        k, v = self.kv(normed).unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4)
+        if fault == "groups":
+            mixed = F.scaled_dot_product_attention(q, k, v, enable_gqa=True)
+        elif fault == "in turn":
+            mixed = F.scaled_dot_product_attention(q, k.repeat(1, 2, 1, 1), v.repeat(1, 2, 1, 1))
+        else:
+            mixed = F.scaled_dot_product_attention(q, k.repeat_interleave(2, 1), v.repeat_interleave(2, 1))
+        y: Tensor = self.head(x + mixed.transpose(1, 2).flatten(2))
+        return y
+
+
+def _grouped(fault: str, generator: torch.Generator) -> tuple[nn.Module, Losses]:
+    model, tokens = Grouped(), torch.randint(0, 12, (4, 7), generator=generator)
+    count = 1 if fault != "micro batches" else 2
+
+    def losses() -> Iterator[Tensor]:
+        for part in tokens.chunk(count):
+            out, right = model(part[:, :-1], fault), part[:, 1:]
+            if fault in ("early gradient", "forgets"):
+                loss = EarlyGradient.apply(out, right, fault == "forgets")
+            else:
+                loss = F.cross_entropy(out.transpose(1, 2), right, reduction="sum")
+            yield loss / right.numel() / count
+
+    return model, losses
+
+
+def _recurrent(fault: str, generator: torch.Generator) -> tuple[nn.Module, Losses]:
     model, tokens = Recurrent(), torch.randint(0, 12, (3, 5), generator=generator)
     loss = F.l1_loss if fault == "loss" else F.mse_loss
-    return model, lambda: loss(model(tokens, fault), F.one_hot(tokens, 12).float())
+    return model, lambda: [loss(model(tokens, fault), F.one_hot(tokens, 12).float())]
 
 
-def _normed(fault: str, generator: torch.Generator) -> tuple[nn.Module, Callable[[], Tensor]]:
+def _normed(fault: str, generator: torch.Generator) -> tuple[nn.Module, Losses]:
     model, pictures = Normed(), torch.rand(4, 3, 8, 8, generator=generator)
     if fault == "layout":
         model, pictures = model.to(memory_format=torch.channels_last), pictures.contiguous(memory_format=torch.channels_last)
-    return model, lambda: F.cross_entropy(model(pictures, fault), torch.arange(4))
+    return model, lambda: [F.cross_entropy(model(pictures, fault), torch.arange(4))]
 
 
-def _recomputed(fault: str, generator: torch.Generator) -> tuple[nn.Module, Callable[[], Tensor]]:
+def _recomputed(fault: str, generator: torch.Generator) -> tuple[nn.Module, Losses]:
     model, tokens = Recomputed(), torch.randint(0, 12, (2, 7), generator=generator)
 
-    def loss() -> Tensor:
+    def losses() -> list[Tensor]:
         out, right, weight = model(tokens[:, :-1], fault), tokens[:, 1:], torch.linspace(0.5, 2, 12)
         if fault == "picked":
             chosen = weight[right]
-            return -(out.log_softmax(-1).gather(-1, right[..., None])[..., 0] * chosen).sum() / chosen.sum()
-        return F.cross_entropy(out.transpose(1, 2), right[:], None if fault == "unweighted" else weight)
+            return [-(out.log_softmax(-1).gather(-1, right[..., None])[..., 0] * chosen).sum() / chosen.sum()]
+        return [F.cross_entropy(out.transpose(1, 2), right[:], None if fault == "unweighted" else weight)]
 
-    return model, loss
+    return model, losses
 
 
-def _train(path: Path, make: Callable[[str, torch.Generator], tuple[nn.Module, Callable[[], Tensor]]], fault: str) -> None:
+def _train(path: Path, make: Make, fault: str) -> None:
     import atexit
 
     from msprobe.pytorch import PrecisionDebugger
 
     torch.set_num_threads(1)
     torch.manual_seed(3)
-    model, loss = make(fault, torch.Generator().manual_seed(4))
+    model, losses = make(fault, torch.Generator().manual_seed(4))
     optimizer = torch.optim.Adam(model.parameters(), 1e-2, eps=1e-6 if make is _recomputed else 1e-8)
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="mix", step=[0, 1])
     for _ in range(2):
         debugger.start(model=model)
-        loss().backward()
-        debugger.stop()
+        total = torch.zeros(())
+        for loss in losses():
+            loss.backward()
+            total = total + loss.detach()
+        if make is not _grouped:  # of this one the update is recorded, too
+            debugger.stop()
         optimizer.step()
+        debugger.stop()
         optimizer.zero_grad()
         debugger.step()
     atexit._run_exitfuncs()  # a forked child ends without them, and they finish the files
-
-
-Make = Callable[[str, torch.Generator], tuple[nn.Module, Callable[[], Tensor]]]
 
 
 def _dumped(path: Path, make: Make, fault: str) -> Path:
@@ -188,6 +269,26 @@ def test_another_way_to_the_same_numbers(variation: str, tmp_path: Path) -> None
     calls are made and elements whose gradient is nothing but round-off are moved by a small part of Adam's step."""
     found = _found(tmp_path, _recomputed, variation)
     assert found.finding in ("none", "structure"), found.text()
+
+
+@pytest.mark.parametrize("variation", ["groups", "kernel", "early gradient", "micro batches"])
+def test_other_code_for_the_same_numbers(variation: str, tmp_path: Path) -> None:
+    """Attention that repeats keys by itself, a kernel with a backward pass of its own, a loss that computes its gradient early and micro
+    batches whose losses are added up for the log are no difference."""
+    found = _found(tmp_path, _grouped, variation)
+    assert found.finding == "none", found.text()
+    assert not found.problems, found.text()
+
+
+@pytest.mark.parametrize(
+    ("fault", "record"),
+    [("in turn", r"Tensor\.repeat(_interleave)?\.0\.forward"), ("forgets", r"Functional\.cross_entropy\.0\.backward")],
+)
+def test_faults_beside_them(fault: str, record: str, tmp_path: Path) -> None:
+    """Keys that are repeated in another order, and a gradient that came early and is not scaled."""
+    first = _found(tmp_path, _grouped, fault).first_suspect
+    assert first is not None
+    assert re.fullmatch(record, first.record), first
 
 
 @pytest.mark.parametrize(

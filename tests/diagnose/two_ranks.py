@@ -1,8 +1,9 @@
 """A training on two gloo ranks that leaves a dump or monitor output, by the words of its second argument:
-``two_ranks.py OUTPUT_DIR {ddp,experts,fsdp,sums}[-rate,-seeds]-{monitor,dump}``.
+``two_ranks.py OUTPUT_DIR {ddp,experts,fsdp,sums}[-rate,-seeds,-same]-{monitor,dump}``.
 
 ``experts``: each rank trains a network of its own, from the same numbers and under the same names. ``sums``: each has a part of a layer,
-whose results are summed up and dropped out; ``seeds``: with other random numbers on each rank.
+whose results are summed up and dropped out; ``seeds``: with other random numbers on each rank. ``same``: all ranks read
+the same rows.
 """
 
 from __future__ import annotations
@@ -66,7 +67,7 @@ def main() -> None:
         content = {"task": "statistics", "dump_path": str(OUT), "rank": [], "step": [0, 1], "level": "mix"}
         settings.write_text(json.dumps(content | {"statistics": {"scope": [], "list": []}}))
         debugger = PrecisionDebugger(config_path=str(settings))
-    generator = torch.Generator().manual_seed(1 if "sums" in KIND else rank + 1)
+    generator = torch.Generator().manual_seed(1 if {"sums", "same"} & set(KIND) else rank + 1)
     for step in range(2):
         batch = torch.randn(4, 8, generator=generator)
         if "monitor" in KIND:

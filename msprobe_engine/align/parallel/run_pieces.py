@@ -58,9 +58,14 @@ class Run:
     def _beside(self, piece: Piece) -> dict[int, int]:
         side = piece.side
         tree = LooseTree(side)
-        if piece.micro and (tail := last_backward(self.tree) + 1) < len(self.first.ops):
+        end = last_backward(self.tree) + 1
+        if piece.micro and end < len(self.first.ops):
             # a later micro batch has no update, and the next step's batch, which may be fetched after the update, is not its own
-            calls = LooseTree(subset(self.first, range(tail)))
+            for kind in tree.kinds[last_backward(tree) + 1 :]:
+                if end == len(self.first.ops) or self.tree.kinds[end] != kind or not self._is_made_of_pass(end):
+                    break
+                end += 1
+            calls = LooseTree(subset(self.first, range(end)))
             return dict(distances.paired_rows(calls.side, side, Matcher(calls, tree).run(one_batch=False).pairs)[0])
         own_updates, piece_updates = updates(self.tree), updates(tree)
         unequal = {
@@ -70,6 +75,12 @@ class Run:
         pairs = parameter_owner.rematch_by_owner(Matcher(self.tree, tree).run(one_batch=False), self.tree, tree).pairs
         rows, _ = distances.paired_rows(self.first, side, pairs)
         return dict(rows)
+
+    def _is_made_of_pass(self, op: int) -> bool:
+        """A call behind the backward pass of the first micro batch takes in what its forward pass gave (a loss for the log), or what
+        another such call has made of it."""
+        sources = (self.tree.producers.get(row) for row in self.tree.tensors_in(op))
+        return any(source is not None and self.tree.kinds[source][0] == "forward" for source in sources)
 
     def members(self, row: int, last_micro: bool) -> tuple[Floats, list[int]]:
         """float64 (pieces, 4), and their places among `pieces`. `last_micro`: of each rank only the last micro batch that has the row."""

@@ -25,6 +25,7 @@ from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
 from msprobe_engine.find.collectives import replicas
 from msprobe_engine.find.collectives.links import Link, Links
+from msprobe_engine.find.collectives.same_batch import SameBatch
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.explain import module_around, stack_of
 from msprobe_engine.find.findings import Suspect
@@ -47,7 +48,7 @@ class RankChecks:
         collectives: how many could be held against each other; None before a step was seen.
         several: a step has more than one rank.
         equal: parameters of several ranks were seen, and none of them differs; None before any were seen.
-        parted: first step in which parameters differ that were all the same in a step before.
+        parted: first step in which parameters differ that were all the same in a step before, or one whose elements are not all the same.
     """
 
     collectives: int | None = None
@@ -58,7 +59,9 @@ class RankChecks:
     suspects: list[Suspect] = field(default_factory=list)
     evidence: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
+    _batches: SameBatch = field(default_factory=SameBatch)
     _alike: set[str] = field(default_factory=set)  # parameters that were the same on their ranks in a step
+    _copied: set[str] = field(default_factory=set)  # those whose elements were not all the same: parts of a tensor are not so alike
     _began: dict[str, dict[int, replicas.Row]] = field(default_factory=dict)  # the parameters that the other run begins with
 
     def check_step(self, step: int, sides: Mapping[int, DumpTable]) -> None:
@@ -76,7 +79,15 @@ class RankChecks:
             self.finding, self.suspects = findings.DESYNC, parted
         else:
             self.hold_replicas(step, sides)
+            self._batches.add_step(step, sides)
         self.problems += [problem for side in sides.values() for problem in side.problems]
+
+    def finish(self) -> None:
+        """Say what only all steps together tell: the ranks share no data."""
+        if not self.finding and (suspects := self._batches.suspects()):
+            self.finding, self.suspects = findings.DATA, suspects
+        elif not self.finding:
+            self.problems += self._batches.problems()
 
     def hold_replicas(self, step: int, sides: Mapping[int, DumpTable], whole: Mapping[int, DumpTable] | None = None) -> None:
         """Parameters of ranks that hold copies; where that is not known, whether they have parted. `whole`: the same step of another run,
@@ -107,10 +118,13 @@ class RankChecks:
             self._part(odd)
             return
         self._alike |= {name for name, rows in table.items() if len(rows) > 1 and replicas.is_equal(rows.values())}
+        if self.parted is None and any(not replicas.is_equal(table[name].values()) for name in self._copied & table.keys()):
+            self.parted = step
+        self._copied |= {name for name in self._alike & table.keys() if any(row[1] != row[2] for row in table[name].values())}
         held = [rows for rows in table.values() if len(rows) > 1]
         if held:
             equal = all(replicas.is_equal(rows.values()) for rows in held)
-            if self.equal and not equal:
+            if self.equal and not equal and self.parted is None:
                 self.parted = step
             self.equal = equal if self.equal is None else self.equal and equal
 

@@ -63,6 +63,7 @@ class PairedRank:
         updated: numbers of what the update of the step before gave out -> its noise.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         so_far: pairs of rows that are parts of a sum, which the sides add up in different orders.
+        repeating: records of the target that repeat by themselves what another call repeats on the other side, or the other way round.
         finished: records of the target that make of a result what a single call of the golden side gives.
         scale: of the loss, as many times the golden run's; it is taken out.
         hidden_by: a row that says by which number the target hides scores, and the number on either side, where it is another one.
@@ -86,6 +87,7 @@ class PairedRank:
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}
         self.finished: set[int] = set()
+        self.repeating: set[int] = set()
         self.updated: dict[bytes, Noise] = {}
         self.one_program = not are_of_different_frameworks(target.side, golden.side)
         self.side: DumpTable = target.side

@@ -26,7 +26,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution
-from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, same_result
+from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, repeated, same_result
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
@@ -91,6 +91,7 @@ class DifferenceWalk(PairedRank):
         left_out.masks_of_scores(self)
         if self.extra or self.missing:
             left_out.finished_by_other_calls(self)
+            repeated.leave_out_repeated(self)
         left_out.unwritten_memory(self)
         self.so_far = left_out.sums_so_far(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)

@@ -90,6 +90,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         scalars, theirs = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
         for k, (one, two) in enumerate(((run, other), (other, run))):
             numbers = {name: one for name, one in of_rank[k].items() if not OF_THE_MACHINE.search(name) and name != UPDATES_MADE}
+            numbers = {name: one for name, one in numbers.items() if not _is_no_scale(name, one)}
             alone[k].extend(_list_unpaired_numbers(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
             for family in one.families(rank):
                 ops = [op for op in _list_compared_columns(one, rank, family) if op != "nans"][:1]
@@ -110,6 +111,11 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                 lacking = set(one.ops(rank, family)) - known if known else set()  # of an empty table each row is said
                 alone[k].extend(f"rank {rank}, {family}: statistic {op}" for op in sorted(lacking))
     return items, alone
+
+
+def _is_no_scale(name: str, series: Series) -> bool:
+    """A loss scale that is 1 in every step: an engine writes it where a loop without one writes nothing."""
+    return name.endswith("loss_scale") and bool((series.values == 1).all())
 
 
 def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Mapping[str, Series]:

@@ -25,6 +25,9 @@ _MANY = 0.1
 
 _OF_BUFFERS = frozenset(("copy_", "narrow", "view", "view_as", "cat", *(f"{way}flatten_dense_tensors" for way in ("", "un", "_", "_un"))))
 
+_AVERAGES = frozenset(("div_", "mul_"))
+"""Calls that make an average of what lies in a buffer."""
+
 
 class LayoutPair:
     """The pieces of two runs.
@@ -137,7 +140,11 @@ class LayoutPair:
         each layout decides by itself."""
         side, buffers = self.side, set[int]()
         for op, (direction, *_, api) in enumerate(self.kinds):
-            if direction == "forward" and len(self.kinds[op]) == 3 and api in _OF_BUFFERS:
+            if direction != "forward" or len(self.kinds[op]) != 3:
+                continue
+            if api in _AVERAGES and any(self.producers.get(row) in buffers for row in side.rows(op) if side.role[row] == INPUT):
+                buffers.add(op)
+            elif api in _OF_BUFFERS:
                 rows = (row for row in side.rows(op) if roundoff.eps(side.dtype[row]))
                 if any(isinstance(side.shape[row], list) and len(side.shape[row] or ()) == 1 for row in rows):
                     buffers.add(op)

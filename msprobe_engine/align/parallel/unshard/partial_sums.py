@@ -9,6 +9,8 @@ from __future__ import annotations
 import re
 from dataclasses import dataclass
 
+import numpy as np
+
 from msprobe_engine.align.calls.call_tree import calls_function
 from msprobe_engine.align.calls.structure import ADDING
 from msprobe_engine.align.parallel import merge_statistics
@@ -105,7 +107,19 @@ class PartialSums:
             return False
         if kind in ADDING:
             return distances.elements(pair.side.shape[i]) == 1
+        if pair.side.role[i] == INPUT and distances.elements(pair.side.shape[i]) == 1 and self._goes_on(call.op, i):
+            return True
         return kind in ("__getitem__", "__setitem__") and self._takes_running(call.op)
+
+    def _goes_on(self, op: int, i: int) -> bool:
+        """Each micro batch of a rank takes in here what the one before it has given out there, as ``total = total + loss`` does."""
+        run, side = self._pair.target, self._pair.side
+        taken, places = run.members(i, False)
+        ranks = [run.pieces[place].rank for place in places]
+        later = [n for n in range(1, len(ranks)) if ranks[n] == ranks[n - 1]]
+        outputs = (row for row in side.rows(op) if side.role[row] == OUTPUT and side.shape[row] == side.shape[i])
+        given = [run.members(row, False)[0] for row in outputs] if later else []
+        return any(len(out) == len(taken) and all(np.array_equal(taken[n], out[n - 1]) for n in later) for out in given)
 
     def _find_running(self) -> set[bytes]:
         """Those numbers, and the buffers."""

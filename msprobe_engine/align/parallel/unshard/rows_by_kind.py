@@ -34,10 +34,10 @@ class RowsByKind:
         if SHARE in side.extra.get(i, ()) or SHARE in golden_side.extra.get(j, ()):
             skipped[i] = PART
             return True
-        if call.backward and call.op in pair.buffers:
+        unlike = merge_statistics.whole_shape(side.shape[i], golden_side.shape[j]) is None
+        if (call.backward or unlike) and call.op in pair.buffers:
             skipped[i] = PART
             return False
-        unlike = merge_statistics.whole_shape(side.shape[i], golden_side.shape[j]) is None
         if pair.experts or unlike:  # where only functions are recorded no name tells of experts
             if experts.LISTED in side.extra.get(i, ()) or experts.LISTED in golden_side.extra.get(j, ()):
                 skipped[i] = TOKENS

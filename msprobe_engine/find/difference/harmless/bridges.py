@@ -8,6 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.core.operator_traits import MOVES
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.measure import distances, roundoff
 from msprobe_engine.measure.distances import Floats
@@ -44,7 +45,8 @@ def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> fl
 
 
 def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Collection[int], numbers: Floats) -> set[int]:
-    """The calls that make these numbers of what a record gives, where this side alone makes all that take it in; else none.
+    """The calls that make these numbers of what a record gives, where this side alone makes all that take it in; else none. In the backward
+    pass calls of both sides that only move elements are passed through.
 
     Args:
         tree, users: the side, and record -> records that take in what it gave out.
@@ -53,11 +55,15 @@ def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Col
         numbers: float64 (4,), Max, Min, Mean, Norm of a tensor.
     """
     side, wave, seen = tree.side, [op], {op}
+    backward = tree.kinds[op][0] == "backward"
     for depth in range(MOST):
         wave = [user for call in wave for user in users.get(call, ()) if user not in seen and len(tree.kinds[user]) == 3]
-        if not wave or (not depth and any(user not in alone for user in wave)):
+        known = [
+            user for user in wave if user in alone or (backward and tree.kinds[user][0] == "backward" and tree.kinds[user][-1] in MOVES)
+        ]
+        if not wave or (not depth and len(known) < len(wave)):
             return set()
-        wave = [user for user in wave if user in alone]
+        wave = known
         seen.update(wave)
         for user in wave:
             for row in side.rows(user):

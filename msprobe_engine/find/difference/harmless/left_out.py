@@ -54,11 +54,14 @@ def _is_result_of_one_side(walker: PairedRank, pair: int) -> bool:
 
 def without_effect(walker: PairedRank, alone: tuple[list[int], list[int]]) -> tuple[list[int], list[int]]:
     """Rows without a partner, but for arguments of calls whose results are the same, or stand for different numbers: what one side says
-    by an argument the other one says by its default, or in another call."""
+    by an argument the other one says by its default, or in another call; and but for the argument that tells a call to repeat what it is
+    given."""
 
     def tells(side: DumpTable, row: int, op: int) -> bool:
         if row not in side.values or side.role[row] != INPUT:
             return True
+        if op in walker.repeating and side.values[row] is True:
+            return walker.is_off(op)
         given = walker.result_pairs(op)
         return not given or bool(walker.measured.distance[given].any())
 
@@ -200,12 +203,14 @@ def _is_least_result(walker: PairedRank, pair: int, numbers: Sequence[float]) ->
 
 def finished_by_other_calls(walker: PairedRank) -> None:
     """Where calls of one side alone make of a result what the other side's call gives by itself (a sum, divided afterwards, and a mean),
-    the results stand for different numbers, and so do the gradients that come back to them."""
+    the results stand for different numbers, and so do the gradients that come back to them. Likewise in the backward pass: a gradient that
+    is divided behind a call on one side, and before it on the other."""
     m = walker.measured
     for pair in np.flatnonzero(m.distance > 0).tolist():
         row, golden_row = walker.rows[pair]
         op = walker.side.op[row]
-        if walker.side.role[row] != OUTPUT or not calls_function(walker.target.kinds[op]):
+        kind = walker.target.kinds[op]
+        if walker.side.role[row] != OUTPUT or len(kind) != 3 or kind[0] not in ("forward", "backward"):
             continue
         if op > walker.target.last_backward:  # what an update gives goes into copies in another dtype
             continue
@@ -222,6 +227,10 @@ def finished_by_other_calls(walker: PairedRank) -> None:
             continue
         walker.finished |= finished[0]
         m.leave_out(pair)
+        if kind[0] == "backward":
+            passed = finished[0] | {walker.back.get(golden_op, -1) for golden_op in finished[1]}
+            m.leave_out([other for record in (op, *passed) for other in walker.span_of(record)])
+            continue
         given = _made_by_one_side(walker, op)
         shapes = [walker.side.shape[walker.rows[other_pair][0]] for other_pair in given]
         back = [

@@ -200,7 +200,7 @@ class CarriedNoise(IncomingNoise):
     def _coarsest(self, pair: int, row: int, inputs: Sequence[Operand], kept: Sequence[Operand]) -> float:
         """Half a unit of what a row was computed in: gradients of parameters in float32 are made by calls with fewer bits (autocast)."""
         kind = self._walker.target.kinds[self._walker.side.op[row]]
-        of_weight = self._role[row] == PARAMETERS_GRAD or (len(kind) == 3 and kind[0] == "backward" and traits.sums_products(kind[2]))
+        of_weight = self._role[row] == PARAMETERS_GRAD or (len(kind) == 3 and kind[0] == "backward" and traits.multiplies_inside(kind[2]))
         operands = (*inputs, *kept) if of_weight else ()
         coarsest: float = max((self.seen.unit[pair], *(operand.unit for operand in operands)))
         return coarsest
