@@ -138,7 +138,7 @@ class Grouped(nn.Module):
 
     def forward(self, tokens: Tensor, fault: str) -> Tensor:
         x = self.embedding(tokens)
-        normed = Kernel.apply(x) if fault == "kernel" else x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
+        normed = Kernel.apply(x) if fault.startswith("kernel") else x * x.square().mean(-1, keepdim=True).add(1e-6).rsqrt()
         q = self.q(normed).unflatten(-1, (4, 4)).transpose(1, 2)
         k, v = self.kv(normed).unflatten(-1, (2, 2, 4)).permute(2, 0, 3, 1, 4)
         if fault == "groups":
@@ -153,6 +153,8 @@ class Grouped(nn.Module):
 
 def _grouped(fault: str, generator: torch.Generator) -> tuple[nn.Module, Losses]:
     model, tokens = Grouped(), torch.randint(0, 12, (4, 7), generator=generator)
+    if fault == "kernel, and a gradient":
+        model.kv.weight.register_hook(lambda grad: grad * 1.5)
     count = 1 if fault != "micro batches" else 2
 
     def losses() -> Iterator[Tensor]:
@@ -282,10 +284,15 @@ def test_other_code_for_the_same_numbers(variation: str, tmp_path: Path) -> None
 
 @pytest.mark.parametrize(
     ("fault", "record"),
-    [("in turn", r"Tensor\.repeat(_interleave)?\.0\.forward"), ("forgets", r"Functional\.cross_entropy\.0\.backward")],
+    [
+        ("in turn", r"Tensor\.repeat(_interleave)?\.0\.forward"),
+        ("forgets", r"Functional\.cross_entropy\.0\.backward"),
+        ("kernel, and a gradient", r"Module\.kv\.Linear\.parameters_grad\.0|Tensor\.__mul__\..*"),
+    ],
 )
 def test_faults_beside_them(fault: str, record: str, tmp_path: Path) -> None:
-    """Keys that are repeated in another order, and a gradient that came early and is not scaled."""
+    """Keys that are repeated in another order, a gradient that came early and is not scaled, and one that is off beside a kernel, in which
+    nothing requires a gradient."""
     first = _found(tmp_path, _grouped, fault).first_suspect
     assert first is not None
     assert re.fullmatch(record, first.record), first

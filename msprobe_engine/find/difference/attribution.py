@@ -113,6 +113,8 @@ def without_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
     for position, (op, golden_op) in enumerate(walker.structure.pairs):
         if op >= origin.op:
             return
+        if walker.is_without_graph(op, golden_op):
+            continue
         for row, golden_row in walker.rows[walker.starts[position] : walker.starts[position + 1]]:
             target_flag, golden_flag = side.requires_grad[row], golden.requires_grad[golden_row]
             if target_flag is None or golden_flag is None or target_flag == golden_flag or side.shape[row] != golden.shape[golden_row]:

@@ -14,7 +14,6 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
-from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.core.text.sentences import Sentence
@@ -94,17 +93,9 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         where[walker.so_far] = False
         for pair in np.flatnonzero(where).tolist():
             row, golden_row = walker.rows[pair]
-            if kind == GRAD_FLAG and (_is_unrecorded(walker.target, side.op[row]) or _is_unrecorded(walker.golden, golden.op[golden_row])):
+            if kind == GRAD_FLAG and walker.is_without_graph(side.op[row], golden.op[golden_row]):
                 continue
             yield _origin(side.op[row], golden.op[golden_row], kind, row, golden_row), _why(kind, side, row, golden, golden_row)
-
-
-def _is_unrecorded(tree: Tree, op: int) -> bool:
-    """Autograd records nothing of a forward call in the backward pass (its flag is that of a view, or not, of what was kept), nor in a
-    function with a backward pass of its own (a kernel), whose gradients are compared."""
-    kinds = tree.kinds
-    above = [kinds[outer] for outer in tree.above(op)] if kinds[op][0] == "forward" else []
-    return any(kind[0] == "backward" or kind[:2] == ("forward", "Autograd") for kind in above)
 
 
 def _masks(walker: DifferenceWalk) -> Bools:

@@ -259,6 +259,15 @@ class PairedRank:
         tensors = (row for row in rows if side.dtype[row] and distances.elements(side.shape[row]))
         return [row for row in tensors if (side.role[row] in (OUTPUT, PARAMETERS_GRAD)) is given]
 
+    def is_without_graph(self, op: int, golden_op: int) -> bool:
+        """Autograd records nothing of a forward call in the backward pass (its flag is that of a view, or not, of what was kept), nor in a
+        function with a backward pass of its own (a kernel), whose gradients are compared."""
+        for tree, record in ((self.target, op), (self.golden, golden_op)):
+            above = [tree.kinds[outer] for outer in tree.above(record)] if tree.kinds[record][0] == "forward" else []
+            if any(kind[0] == "backward" or kind[:2] == ("forward", "Autograd") for kind in above):
+                return True
+        return False
+
     def is_off(self, op: int) -> bool:
         """Do outputs of a record differ by more than round-off?"""
         return any(

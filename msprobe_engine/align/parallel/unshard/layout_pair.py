@@ -25,9 +25,6 @@ _MANY = 0.1
 
 _OF_BUFFERS = frozenset(("copy_", "narrow", "view", "view_as", "cat", *(f"{way}flatten_dense_tensors" for way in ("", "un", "_", "_un"))))
 
-_AVERAGES = frozenset(("div_", "mul_"))
-"""Calls that make an average of what lies in a buffer."""
-
 
 class LayoutPair:
     """The pieces of two runs.
@@ -140,15 +137,16 @@ class LayoutPair:
         each layout decides by itself."""
         side, buffers = self.side, set[int]()
         for op, (direction, *_, api) in enumerate(self.kinds):
-            if direction != "forward" or len(self.kinds[op]) != 3:
-                continue
-            if api in _AVERAGES and any(self.producers.get(row) in buffers for row in side.rows(op) if side.role[row] == INPUT):
-                buffers.add(op)
-            elif api in _OF_BUFFERS:
+            if direction == "forward" and len(self.kinds[op]) == 3 and api in _OF_BUFFERS:
                 rows = (row for row in side.rows(op) if roundoff.eps(side.dtype[row]))
                 if any(isinstance(side.shape[row], list) and len(side.shape[row] or ()) == 1 for row in rows):
                     buffers.add(op)
         return buffers
+
+    def is_average(self, op: int) -> bool:
+        """A call makes an average of what lies in such a buffer."""
+        taken = (self.producers.get(row) for row in self.side.rows(op) if self.side.role[row] == INPUT)
+        return self.kinds[op][-1] in ("div_", "mul_") and any(source in self.buffers for source in taken)
 
     @cached_property
     def parameters(self) -> dict[parameter_owner.Owner, Any]:
