@@ -157,7 +157,7 @@ def test_drawn_inputs_have_the_recorded_statistics(statistics: Path, tmp_path: P
     assert sum(status == 0 for status, _ in found.values()) > 0.95 * len(found)
     module = loaded(tmp_path / "Functional.linear.0.py")
     for spec in (*module.INPUTS.values(), *loaded(tmp_path / "Torch.isnan.0.py").INPUTS.values()):
-        drawn = module.drawn(spec, torch.Generator().manual_seed(1))
+        drawn = module.draw_tensor(spec, torch.Generator().manual_seed(1))
         finite = drawn[drawn.isfinite()]
         assert list(drawn.shape) == spec["shape"]
         assert drawn.dtype == spec["dtype"]
@@ -167,7 +167,7 @@ def test_drawn_inputs_have_the_recorded_statistics(statistics: Path, tmp_path: P
             assert (float(finite.min()), float(finite.max())) == pytest.approx((spec["min"], spec["max"]), rel=1e-6)
             assert float(finite.mean()) == pytest.approx(spec["mean"], abs=0.3)
             assert float(finite.norm()) == pytest.approx(spec["norm"], rel=0.3)
-    ids = loaded(tmp_path / "Functional.embedding.0.py").made(
+    ids = loaded(tmp_path / "Functional.embedding.0.py").build_tensors(
         module.CASE, loaded(tmp_path / "Functional.embedding.0.py").INPUTS, "random", 0
     )
     assert (int(ids["input_0"].min()), int(ids["input_0"].max())) == (0, 3)

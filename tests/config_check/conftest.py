@@ -26,9 +26,12 @@ def train() -> Callable[..., str]:
     def run(pack: Path | str, ranks: int = 0, python: str = sys.executable, environment: dict[str, str] | None = None, **given: str) -> str:
         words = [str(SCRIPT), str(pack), *(f"{key}={value}" for key, value in given.items())]
         launcher = ["-m", "torch.distributed.run", "--standalone", "--nproc_per_node", str(ranks)] if ranks else []
+        inherited = dict(os.environ)
+        if given.get("tool") == "existing":  # its package has the name of one of ours
+            inherited.pop("PYTHONPATH", None)
         done = subprocess.run(
             [python, *launcher, *words],
-            env={**os.environ, "OMP_NUM_THREADS": "1", **(environment or {})},
+            env={**inherited, "OMP_NUM_THREADS": "1", **(environment or {})},
             capture_output=True,
             text=True,
             timeout=240,
