@@ -156,17 +156,19 @@ test-touched: venv-mcore19
 	  MCORE19_ENVIRONMENT='$(CURDIR)/$(MCORE19_DIR)' $(BIN)/python -m pytest -m "slow and not existing_tool" $$place $(PYTEST_ARGS) || [ $$? -eq 5 ]; \
 	done
 
-# The existing tool beside the torch and the MindSpore that are here already: its environments see theirs.
+# The existing tool beside the torch and the MindSpore that are here already: its environments see theirs. 8.1.1 has an old pyOpenSSL and any
+# Twisted, which (26.10) cannot be imported without service-identity: 24.2.0 is of the age of that pyOpenSSL.
 venv-existing: $(VENV)/.installed venv-mindspore
 	@make_existing() { \
 	  [ -x "$$2/bin/python" ] || return 0; \
 	  [ -x "$$1/bin/python" ] || "$$2/bin/python" -m venv "$$1"; \
 	  site=$$("$$1/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))'); \
 	  "$$2/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))' > "$$site/zz_base.pth"; \
-	  "$$1/bin/python" -m pip install --quiet --no-compile "mindstudio-probe==$$3"; \
+	  "$$1/bin/python" -m pip install --quiet --no-compile "mindstudio-probe==$$3" $$4; \
 	}; \
-	make_existing .venvs/existing-26 $(VENV) 26.2.0; make_existing .venvs/existing-81 $(VENV) 8.1.1; \
-	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1
+	identity=service-identity==24.2.0; \
+	make_existing .venvs/existing-26 $(VENV) 26.2.0 ""; make_existing .venvs/existing-81 $(VENV) 8.1.1 $$identity; \
+	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0 ""; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1 $$identity
 
 # Tests in the main environment that start MindSpore programs find this environment by MINDSPORE_ENVIRONMENT, which `tests-%` sets.
 test-mindspore: venv-mindspore tests-mindspore
