@@ -46,3 +46,42 @@ def test_another_argument_of_the_update(tmp_path: Path, rank_dump: Any) -> None:
     assert first is not None
     assert first.record == CALL
     assert first.why.startswith("in the update of parameter layers.1.up.weight by the optimizer: lerp_ weight = 0.2, golden 0.1")
+
+
+def _two_groups(rank_dump: Any, root: Path, order: str, decayed: str) -> Path:
+    """The first update of four layers in this order, each with numbers of its own: a decay of some, and of all the moments, which are 0
+    before."""
+    made = rank_dump()
+    seeds = {layer: 0.1 * place for place, layer in enumerate("abcd", 1)}
+    shape = {layer: {"shape": [4] if layer in "ac" else [2, 4]} for layer in seeds}
+    for layer, seed in seeds.items():
+        made.module(f"{layer}.Linear", [tensor(seed)], [tensor(seed + 1)], params={"weight": tensor(seed + 2) | shape[layer]})
+    for layer, seed in reversed(seeds.items()):
+        made.module(f"{layer}.Linear", [tensor(seed + 3)], [tensor(seed + 4)], direction="backward")
+        made.data[f"Module.{layer}.Linear.parameters_grad"] = {"weight": [tensor(seed + 5) | shape[layer]]}
+        made.construct[f"Module.{layer}.Linear.parameters_grad"] = None
+    for layer in order:
+        weight, gradient, first, second = (tensor(seeds[layer] + part) | shape[layer] for part in (2, 5, 6, 7))
+        zero = weight | {"Max": 0.0, "Min": 0.0, "Mean": 0.0, "Norm": 0.0}
+        if layer in decayed:
+            weight_before, weight = weight, tensor(seeds[layer] + 2.001) | shape[layer]
+            made.api("Tensor.mul_", [weight_before, 0.999], [weight])
+        made.api("Tensor.lerp_", [zero, gradient, 0.1], [first])
+        made.api("Tensor.mul_", [zero, 0.98], [zero])
+        made.api("Tensor.addcmul_", [zero, gradient, gradient], [second])
+        made.api("Tensor.addcdiv_", [weight, first, second], [tensor(weight["Mean"] + 8) | shape[layer]])
+    made.write(root / "step0" / "rank0")
+    return root
+
+
+def test_a_decay_that_one_group_of_parameters_does_not_have(tmp_path: Path, rank_dump: Any) -> None:
+    """Groups that are updated in another order, one of them without decay: the call that is missing is named. Both of an update's products
+    are calls of one kind, and the moments of all parameters are 0: neither numbers nor how many came before tell them apart."""
+    target = _two_groups(rank_dump, tmp_path / "target", "bdac", "bd")
+    golden = _two_groups(rank_dump, tmp_path / "golden", "abcd", "abcd")
+    found = diagnose(target, golden)
+    assert found.unmatched == {"target": [], "golden": ["Tensor.mul_.0.forward", "Tensor.mul_.4.forward"]}
+    first = found.first_suspect
+    assert first is not None
+    assert (first.record, first.parameter) == ("Tensor.mul_.0.forward", "a.weight")
+    assert first.why.startswith("in the update of parameter a.weight by the optimizer: only the golden run makes this call")

@@ -11,7 +11,6 @@ for the parameters of one rank after the other.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -142,8 +141,7 @@ def rematch_by_owner(
         target_owned, golden_owned = _with_calls_between(target_owned, target), _with_calls_between(golden_owned, golden)
     if not set(target_owned.values()) & set(golden_owned.values()):
         return structure
-    places = _places(golden_owned, golden)
-    wanted = {i: places[key] for key, i in _places(target_owned, target).items() if key in places}
+    wanted = _pair_by_owner(target_owned, target, golden_owned, golden)
     taken = set(wanted.values())
     pairs = dict(structure.pairs)
     for i, j in structure.pairs:
@@ -181,7 +179,7 @@ def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structur
         {tree.kinds[op] for op in ops if op > last}
         for tree, ops, last in zip((target, golden), (structure.only_target, structure.only_golden), behind)
     ]
-    if not alone[0] or alone[0] != alone[1]:
+    if not alone[0] & alone[1]:
         return structure
     target_users = {} if target.has_modules else {i: target.side.ops[i] for i, _ in structure.pairs if i <= behind[0]}
     golden_users = {j: target_users[i] for i, j in structure.pairs if i in target_users}
@@ -202,15 +200,29 @@ def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structur
     )
 
 
-def _places(owned: Mapping[int, Owner], tree: Tree) -> dict[tuple[object, ...], int]:
-    """(parameter, kind of call, how many of it came before) -> record."""
-    seen: Counter[tuple[object, ...]] = Counter()
-    places: dict[tuple[object, ...], int] = {}
+def _pair_by_owner(target_owned: Mapping[int, Owner], target: Tree, golden_owned: Mapping[int, Owner], golden: Tree) -> dict[int, int]:
+    """Calls for the same parameter: the first of a kind and the first of that kind, and so on. Of a kind that one update makes more often
+    (a decay is a product, too) those that stand at the same place among the calls of the parameter."""
+    pairs: dict[int, int] = {}
+    golden_calls = _by_owner(golden_owned)
+    for owner, target_ops in _by_owner(target_owned).items():
+        golden_ops = golden_calls.get(owner, [])
+        target_kinds, golden_kinds = [target.kinds[op] for op in target_ops], [golden.kinds[op] for op in golden_ops]
+        for kind in {*target_kinds} & {*golden_kinds}:
+            if target_kinds.count(kind) == golden_kinds.count(kind):
+                of_kind = ([op for op in ops if tree.kinds[op] == kind] for ops, tree in ((target_ops, target), (golden_ops, golden)))
+                pairs.update(zip(*of_kind))
+            else:
+                in_place = ((target_ops[i], golden_ops[j]) for i, j in align(target_kinds, golden_kinds))
+                pairs.update((i, j) for i, j in in_place if target.kinds[i] == kind)
+    return pairs
+
+
+def _by_owner(owned: Mapping[int, Owner]) -> dict[Owner, list[int]]:
+    calls: dict[Owner, list[int]] = {}
     for op, owner in sorted(owned.items()):
-        kind = tree.kinds[op]
-        places[owner, kind, seen[owner, kind]] = op
-        seen[owner, kind] += 1
-    return places
+        calls.setdefault(owner, []).append(op)
+    return calls
 
 
 _LONGEST = 32
