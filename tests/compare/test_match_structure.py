@@ -222,3 +222,25 @@ def test_who_made_a_tensor(tmp_path: Path) -> None:
     tree = Tree(side(tmp_path, records))
     made = {name: tree.producers.get(tree.tensors_in(at + 1)[0]) for at, name in enumerate(taken)}
     assert made == {"same": 0, "turned": 0, "other": None, "longer": None}
+
+
+def test_a_module_of_another_class_at_the_same_place(tmp_path: Path) -> None:
+    """A norm that was replaced by a fused one belongs to it, call by call, and what is called in both does, too; a module that takes in
+    tensors of another shape does not."""
+    sides = []
+    for norm, classes in (("target", ("FusedNorm", "Wide")), ("golden", ("Norm", "Linear"))):
+        records: dict[str, Any] = {}
+        construct: dict[str, str | None] = {}
+        for turn in range(2):
+            for place, kind, size in (("norm", classes[0], 4), ("up", classes[1], 4 if norm == "golden" else 8)):
+                module = f"Module.{place}.{kind}.forward.{turn}"
+                inner = f"Functional.{place}.{turn}.forward"
+                records[inner], records[module] = call(size), call(size)
+                construct |= {inner: module, module: None}
+        sides.append(side(tmp_path / norm, records, construct))
+    found = match_structure(*sides)
+    paired = {(sides[0].ops[i], sides[1].ops[j]) for i, j in found.pairs}
+    for turn in range(2):
+        assert (f"Module.norm.FusedNorm.forward.{turn}", f"Module.norm.Norm.forward.{turn}") in paired
+        assert (f"Functional.norm.{turn}.forward",) * 2 in paired
+    assert not any(target.startswith("Module.up") for target, _ in paired)

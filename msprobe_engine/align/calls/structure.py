@@ -75,7 +75,7 @@ class Matcher(CallPairs):
         self._trees()
         if self._twins():
             self._trees()
-        if self._by_name(modules=True):
+        if self._by_name(modules=True) | self._by_path():
             self._trees()
         self._by_name()
         reordered.match_by_argument(self)
@@ -247,6 +247,22 @@ class Matcher(CallPairs):
                 continue
             if self._cut_short(i, j) if modules else target_forms[i] == golden_forms[j] and self._around_alike(i, j):
                 self.pair(i, j)
+        return len(self.found) > before
+
+    def _by_path(self) -> bool:
+        """Modules at the same place of the model that take in and give out tensors of the same shapes, though one is of another class: a
+        fused norm, an embedding with positions of its own. Returns True when there are."""
+        target_forms, golden_forms = self.forms
+        places: dict[tuple[str, ...], list[int]] = {}
+        for j, kind in enumerate(self.golden.kinds):
+            if len(kind) == 4 and j not in self.back and not self.golden.is_gradients(j):
+                places.setdefault(kind[:3], []).append(j)
+        before = len(self.found)
+        for i, kind in enumerate(self.target.kinds):
+            if len(kind) == 4 and i not in self.found and not self.target.is_gradients(i) and (others := places.get(kind[:3])):
+                j = others.pop(0)
+                if target_forms[i] == golden_forms[j]:
+                    self.pair(i, j)
         return len(self.found) > before
 
     def _cut_short(self, i: int, j: int) -> bool:

@@ -173,13 +173,11 @@ _GELUS = {
 
 def _of_activations(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
     """Modules at the same place that compute another GELU."""
-    golden_modules = {kind[:3]: op for op in walker.missing if len(kind := walker.golden.kinds[op]) == 4 and kind[3] in _GELUS}
-    for op in walker.extra if golden_modules else ():
-        kind = walker.target.kinds[op]
-        golden_op = golden_modules.get(kind[:3])
-        if golden_op is None or kind[-1] not in _GELUS or kind[0] != "forward":
+    for op, golden_op in walker.structure.pairs:
+        kind, golden_kind = walker.target.kinds[op], walker.golden.kinds[golden_op]
+        target_class, golden_class = kind[-1], golden_kind[-1]
+        if len(kind) != 4 or kind[0] != "forward" or not {target_class, golden_class} <= _GELUS.keys():
             continue
-        target_class, golden_class = kind[3], walker.golden.kinds[golden_op][3]
         if _GELUS[target_class] != _GELUS[golden_class]:
             why = Sentence(
                 "the module is a {0} (GELU {1}), in the golden run a {2} (GELU {3})",
