@@ -79,7 +79,7 @@ class RankChecks:
             self.finding, self.suspects = findings.DESYNC, parted
         else:
             self.hold_replicas(step, sides)
-            self._batches.add_step(step, sides)
+            self._batches.add_step(step, sides, all_equal=bool(self.equal))
         self.problems += [problem for side in sides.values() for problem in side.problems]
 
     def finish(self) -> None:

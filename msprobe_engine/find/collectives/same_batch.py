@@ -1,4 +1,6 @@
-"""Ranks that sum the gradients of all their parameters and were given the same batch: each must have a part of the data.
+"""Ranks that hold the same parameters, all of them, and were given the same batch: each must have a part of the data.
+
+Such ranks sum the gradients of all their parameters, or have the same numbers of each: those that share one model hold parts.
 
 What modules take in and give is looked at as far as the first dropout, whose masks each rank draws by itself.
 """
@@ -40,9 +42,12 @@ class SameBatch:
     def __init__(self) -> None:
         self._groups: dict[tuple[int, ...], _Group] = {}
 
-    def add_step(self, step: int, sides: Mapping[int, DumpTable]) -> None:
-        """Look at one step; nothing where no ranks are known to sum all their gradients."""
+    def add_step(self, step: int, sides: Mapping[int, DumpTable], all_equal: bool) -> None:
+        """Look at one step; nothing where no ranks are known to hold all parameters. `all_equal`: these have the same numbers on all of
+        them."""
         groups = [ranks for ranks in replicas.summing_groups(sides) if all(rank in sides for rank in ranks)]
+        if not groups and all_equal:
+            groups = [tuple(sorted(sides))]
         given = of_each(sides, _digest_of_modules) if groups else {}
         for ranks in groups:
             group = self._groups.setdefault(ranks, _Group())
@@ -60,7 +65,7 @@ class SameBatch:
 
     def problems(self) -> list[Sentence]:
         """Of groups whose steps all had one batch, which may be meant, to see whether the model can learn it."""
-        template = "{0} sum their gradients and were given the same batch, and all steps that were looked at have this one"
+        template = "{0} hold the same parameters and were given the same batch, and all steps that were looked at have this one"
         once = [ranks for ranks, group in self._groups.items() if group.suspect and group.alike and len(group.batches) == 1]
         return [Sentence(template, ranks_text(ranks)) for ranks in once]
 
@@ -91,7 +96,7 @@ def _draws(kind: Kind) -> bool:
 
 
 def _suspect(step: int, ranks: tuple[int, ...], side: DumpTable, record: str) -> Suspect:
-    template = "{0} sum their gradients, and were given the same batch in every step: each must have a part of the data of its own"
+    template = "{0} hold the same parameters, and were given the same batch in every step: each must have a part of the data of its own"
     cause = Sentence("{0} were given the same batch", ranks_text(ranks))
     stack = stack_of(side, record)
     return Suspect(
