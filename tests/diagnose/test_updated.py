@@ -5,7 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.find.difference.harmless.bridges import scaled_by
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.dump.read_table import read_side
 
 CALL = "Tensor.lerp_.0.forward"
 
@@ -85,3 +90,29 @@ def test_a_decay_that_one_group_of_parameters_does_not_have(tmp_path: Path, rank
     assert first is not None
     assert (first.record, first.parameter) == ("Tensor.mul_.0.forward", "a.weight")
     assert first.why.startswith("in the update of parameter a.weight by the optimizer: only the golden run makes this call")
+
+
+@pytest.mark.parametrize(
+    ("call", "number", "factor"),
+    [
+        ("Tensor.__truediv__", 2, 0.5),
+        ("Tensor.div_", 0.125, 8.0),
+        ("Tensor.__mul__", 0.25, 0.25),
+        ("Tensor.mul_", 3.0, 3.0),
+        ("Tensor.mul_", 0.9999975, 1.0),
+        ("Tensor.__mul__", 0.98, 1.0),
+        ("Tensor.__truediv__", 0, 1.0),
+        ("Tensor.__mul__", -1.0, 1.0),
+        ("Tensor.__add__", 2, 1.0),
+    ],
+)
+def test_the_factor_of_a_call_that_one_side_alone_makes(call: str, number: float, factor: float, tmp_path: Path, rank_dump: Any) -> None:
+    """A whole number, or one over it, is what ranks and micro batches are counted by, and no round-off; another one may be a decay."""
+    made = rank_dump()
+    made.api(call, [tensor(1.0), number], [tensor(0.5)])
+    made.api("Tensor.add_", [tensor(3.0), tensor(0.5)], [tensor(3.5)])
+    made.write(tmp_path / "step0" / "rank0")
+    tree = Tree(read_side(tmp_path / "step0" / "rank0" / "dump.json"))
+    scaled = next(row for row in tree.tensors_in(1) if tree.producers.get(row) == 0)
+    assert scaled_by(tree, scaled, {0}) == pytest.approx(factor)
+    assert scaled_by(tree, scaled, set()) == 1.0

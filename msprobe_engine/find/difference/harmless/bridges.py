@@ -8,7 +8,7 @@ from collections.abc import Collection, Mapping, Sequence
 import numpy as np
 
 from msprobe_engine.align.calls.call_tree import Tree
-from msprobe_engine.core.operator_traits import MOVES
+from msprobe_engine.core.operator_traits import MOVES, SCALINGS
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS
 from msprobe_engine.measure import distances, roundoff
 from msprobe_engine.measure.distances import Floats
@@ -77,3 +77,19 @@ def near(target: Floats, golden: Floats, unit: float) -> bool:
     with np.errstate(invalid="ignore"):
         scale = np.maximum(np.abs(target), np.abs(golden)).max()
         return bool(scale > 0 and (np.abs(target - golden) <= _ROUNDINGS * unit * scale).all())
+
+
+def scaled_by(tree: Tree, row: int, alone: Collection[int]) -> float:
+    """The whole number, or one over it, that a call of this side alone has multiplied a tensor by before a record takes it in: what ranks
+    and micro batches are counted by. 1: no such call gave it out."""
+    side, op = tree.side, tree.producers.get(row)
+    if op not in alone or op is None or len(tree.kinds[op]) != 3 or tree.kinds[op][0] != "forward" or tree.kinds[op][-1] not in SCALINGS:
+        return 1.0
+    numbers = [side.values[other] for other in side.rows(op) if side.role[other] == INPUT and other in side.values]
+    values = [float(number) for number in numbers if isinstance(number, int | float) and not isinstance(number, bool)]
+    if len(values) != 1 or len(tree.tensors_in(op)) - len(values) > 1 or not values[0] > 0 or math.isinf(values[0]):
+        return 1.0
+    whole = max(values[0], 1.0 / values[0])
+    if abs(whole - round(whole)) > 1e-6 * whole:
+        return 1.0
+    return 1.0 / values[0] if "div" in tree.kinds[op][-1] else values[0]

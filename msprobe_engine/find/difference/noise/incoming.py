@@ -18,6 +18,9 @@ from msprobe_engine.measure.propagation import NONE, Noise, Operand
 _OF_NORMS = 2.0
 """So many times what statistics of single tensors show is round-off of a number that is made of many (their common norm)."""
 
+_MUCH = 4.0
+"""A factor explains a difference of which it leaves less than one in so many parts."""
+
 _SIMPLE = (traits.ELEMENTWISE, traits.SCALINGS, traits.ADDITIONS, traits.MOVES, traits.HANDS_ON)
 """Calls, of one side only, that do to noise what is known."""
 
@@ -73,6 +76,8 @@ class IncomingNoise(NoiseNotes):
                 self._exact_input(pair, row)
             return None
         made = None if self._is_parameter_alone(pair) else self._find_producer_noise(row, self._came_through(pair))
+        if made is not None and (left := self._beside_factor(pair)) is not None:
+            made = left, left
         if made is None or walker.target.producers.get(row) in walker.extra:
             noise, clean = self._appears(pair, row, limit, made)
         else:
@@ -84,6 +89,21 @@ class IncomingNoise(NoiseNotes):
             if excused:
                 noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), max(noise.absolute, excused * seen.rms[pair]))
         return self._operand(pair, noise), self._operand(pair, clean)
+
+    def _beside_factor(self, pair: int) -> Noise | None:
+        """What is left of a difference beside the factor that a call of one side alone has put on a tensor (`bridges.scaled_by`): a factor
+        is no round-off, however much of that there may be. None: there is no such call, or it does not explain the difference."""
+        walker = self._walker
+        row, golden_row = walker.rows[pair]
+        factor = bridges.scaled_by(walker.target, row, walker.extra) / bridges.scaled_by(walker.golden, golden_row, walker.missing)
+        norm, golden_norm = walker.side.stats[row][3], walker.golden.side.stats[golden_row][3] * factor
+        if factor == 1.0 or not golden_norm > 0.0:
+            return None
+        apart = abs(float(norm / golden_norm) - 1.0)
+        if not _MUCH * apart < abs(factor - 1.0):
+            return None
+        element = max(apart, self._came_through(pair))
+        return Noise(element, apart, element * self.seen.rms[pair])
 
     def _is_parameter_alone(self, pair: int) -> bool:
         """A parameter that calls which do not belong together gave out: others have the same numbers (biases after one update)."""
