@@ -9,7 +9,7 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 from frames_of_lists import frame_of
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from msprobe_engine.core.alerts import Alert
@@ -125,6 +125,7 @@ def test_loss_spike(seed: int, jump: float) -> None:
 
 
 @given(st.integers(0, 1000), st.floats(-4.0, 1.0), st.floats(0.0, 0.05))
+@example(0, 1.0, 0.03125)
 @settings(max_examples=20, deadline=None)
 def test_loss_around_zero(seed: int, level: float, slope: float) -> None:
     """A loss that becomes negative step by step (a likelihood, a critic) does not fall at once, one that leaves all it had does."""

@@ -168,7 +168,7 @@ class _Past:
     def _above(self, values: Column) -> float:
         """What is no spike against these values."""
         args = self.args
-        self.median, scatter = _usual(values)
+        self.median, scatter, _ = _usual(values)
         if math.isnan(self._start):
             self._start = abs(self.median)
         return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
@@ -181,10 +181,10 @@ class _Past:
         args = self.args
         if self.is_early:
             return False
-        smallest, (median, scatter) = min(self.values), _usual(np.array(self.values))
+        smallest, (median, scatter, expected) = min(self.values), _usual(np.array(self.values))
         # a loss that goes below 0 has no part of itself to go by: it is held to how far it has fallen within the window
         self.least = smallest - (1.0 - args.fall) * (smallest if value >= 0.0 else max(abs(smallest), median - smallest))
-        if not (value < self.least and value < median - args.threshold * scatter):
+        if not value < min(self.least, min(median, expected) - args.threshold * scatter):
             return False
         self.of, self.median = "", median
         return True
@@ -201,9 +201,11 @@ class _Past:
             self._high.clear()
 
 
-def _usual(values: Column) -> tuple[float, float]:
-    """Median, and deviation around a line through both halves: a loss that falls fast has not more scatter for that."""
+def _usual(values: Column) -> tuple[float, float, float]:
+    """Median, deviation around a line through both halves (a loss that falls fast has not more scatter for that), and what that line says
+    of the next value."""
     half = len(values) // 2
     slope = (float(np.median(values[-half:])) - float(np.median(values[:half]))) / (len(values) - half)
     rest = values - slope * np.arange(len(values))
-    return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - np.median(rest))))
+    level = float(np.median(rest))
+    return float(np.median(values)), 1.4826 * float(np.median(np.abs(rest - level))), level + slope * len(values)
