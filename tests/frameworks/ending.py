@@ -25,9 +25,11 @@ def freeze() -> None:
     entry for each page that the parent has, which with pages of 4 KiB is most of what a short program costs."""
     gc.collect()
     gc.freeze()
+    if not (maps := Path("/proc/self/maps")).exists():  # another system than Linux
+        return
     advise = ctypes.CDLL(None).madvise
     advise.argtypes = [ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int]
-    for line in Path("/proc/self/maps").read_text().splitlines():
+    for line in maps.read_text().splitlines():
         place, access, _, _, _, *name = line.split()
         if access == "rw-p" and name in ([], ["[heap]"]):
             first, last = (int(address, 16) for address in place.split("-"))
