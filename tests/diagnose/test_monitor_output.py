@@ -298,6 +298,16 @@ def test_one_run_that_is_fine(tmp_path: Path) -> None:
     assert diagnose(run.write()).finding == "none"
 
 
+@pytest.mark.parametrize(("shared", "steps", "finding"), [(True, 3, "data"), (False, 3, "none"), (True, 1, "none")])
+def test_ranks_that_were_given_the_same_batch(shared: bool, steps: int, finding: str, tmp_path: Path) -> None:
+    """Copies of a model that see the same in every step do not share the data; of one step, or one batch, nothing is said."""
+    monitor = Monitor(tmp_path / "run", steps=steps)
+    monitor.shared = shared
+    found = diagnose(monitor.write())
+    assert found.finding == finding
+    assert ("ranks 0-1 were given the same batch" in found.headline()) == (finding == "data")
+
+
 def test_an_expert_without_a_token(tmp_path: Path) -> None:
     """A tensor without elements has no statistics in a step, and no NaN."""
     run = Monitor(tmp_path / "run", ranks=1).write()

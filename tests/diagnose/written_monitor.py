@@ -14,7 +14,8 @@ PARAMETERS = [f"layers.{n}.{name}" for n in range(4) for name in ("attention.wei
 
 
 class Monitor:
-    """Monitor output of some steps: numbers are made of names and steps, `put` changes one."""
+    """Monitor output of some steps: numbers are made of names and steps, activations of ranks, too; `put` changes one. `shared`: all ranks
+    have the same batch."""
 
     def __init__(self, root: Path, ranks: int = 2, steps: int = 3, noise: float = 0.0) -> None:
         self.root, self.ranks, self.steps, self.noise = root, ranks, steps, noise
@@ -22,6 +23,7 @@ class Monitor:
         self.alerts: list[Alert] = []
         self.places: dict[int, dict[str, Any]] = {rank: {"pp": 0, "dp": rank, "tp": 0} for rank in range(ranks)}
         self.replica_check: dict[int, dict[str, Any]] = {}
+        self.shared = False
 
     def put(self, rank: int, step: int, family: str, name: str, norm: str) -> None:
         self.changed[rank, step, family, name] = norm
@@ -43,6 +45,8 @@ class Monitor:
                 for step in range(self.steps):
                     for at, name in enumerate(names):
                         value = (1.0 + at + 0.1 * step) * (1 + self.noise * (at % 3))
+                        if family == "actv" and not self.shared:
+                            value += 0.01 * rank
                         norm = self.changed.get((rank, step, family, name), f"{value:.6g}")
                         lines.append(f"0,{name},{step},{norm},-{value:.6g},{value:.6g}" + (",0" if family == "actv" else ""))
                 (place / f"{family}_0-9.csv").write_text("\n".join(lines) + "\n")

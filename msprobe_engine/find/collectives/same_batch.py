@@ -22,6 +22,8 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.formats.dump.replicas.reader import of_each
 
+NO_PART = "{0} hold the same parameters, and were given the same batch in every step: each must have a part of the data of its own"
+
 
 @dataclass
 class _Group:
@@ -96,7 +98,6 @@ def _draws(kind: Kind) -> bool:
 
 
 def _suspect(step: int, ranks: tuple[int, ...], side: DumpTable, record: str) -> Suspect:
-    template = "{0} hold the same parameters, and were given the same batch in every step: each must have a part of the data of its own"
     cause = Sentence("{0} were given the same batch", ranks_text(ranks))
     stack = stack_of(side, record)
     return Suspect(
@@ -106,7 +107,7 @@ def _suspect(step: int, ranks: tuple[int, ...], side: DumpTable, record: str) ->
         step,
         source_of(stack),
         "data",
-        Sentence(template, ranks_text(ranks)),
+        Sentence(NO_PART, ranks_text(ranks)),
         cause=cause,
         stack=stack,
         ranks=list(ranks),

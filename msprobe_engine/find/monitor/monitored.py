@@ -17,6 +17,7 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.collectives.replicas import Odd, say_not_compared
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import again_alone, again_both
+from msprobe_engine.find.monitor import same_batch
 from msprobe_engine.find.monitor.between_steps import changed_between
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run, world_size
@@ -92,6 +93,9 @@ def diagnose_monitor(run: Run) -> Diagnosis:
         diagnosis.suspects = [_of_odd(copy) for copy in odd[:MOST_SUSPECTS]]
         diagnosis.evidence += replicas.evidence
         diagnosis.next = _again(odd[0].step, sorted({odd[0].rank, *odd[0].others[:1]}), diagnosis.finding)
+        return diagnosis
+    if replicas.equal and (shared := same_batch.of_copies(run)):
+        diagnosis.finding, diagnosis.suspects = findings.DATA, shared
         return diagnosis
     if replicas.equal:
         template = "Nothing found: no alert, no number that is not finite, no parameter whose statistics differ between ranks"

@@ -45,7 +45,7 @@ class Replicas:
 
 def check_replicas(run: Run) -> Replicas:
     """Hold parameters of ranks against each other; of the earliest step in which copies differ."""
-    tables, groups = _parameters(run), _groups(run)
+    tables, groups = _parameters(run), groups_of_copies(run)
     out = Replicas()
     differ: set[tuple[tuple[int, ...], str]] = set()
     alike: set[str] = set()
@@ -186,7 +186,7 @@ def _columns(run: Run, rank: int, family: str) -> list[Mapping[Key, Series]]:
     return [run.series(rank, family, op) for op in COMPARED if op in run.ops(rank, family)]
 
 
-def _groups(run: Run) -> list[tuple[int, ...]]:
+def groups_of_copies(run: Run) -> list[tuple[int, ...]]:
     """Ranks at the same place of the model, as far as they said where they are."""
     groups: dict[tuple[tuple[str, str], ...], list[int]] = {}
     for rank in run.ranks:
