@@ -208,12 +208,12 @@ def _pair_by_owner(target_owned: Mapping[int, Owner], target: Tree, golden_owned
     for owner, target_ops in _by_owner(target_owned).items():
         golden_ops = golden_calls.get(owner, [])
         target_kinds, golden_kinds = [target.kinds[op] for op in target_ops], [golden.kinds[op] for op in golden_ops]
+        in_place = [(target_ops[i], golden_ops[j]) for i, j in align(target_kinds, golden_kinds)]
         for kind in {*target_kinds} & {*golden_kinds}:
-            if target_kinds.count(kind) == golden_kinds.count(kind):
-                of_kind = ([op for op in ops if tree.kinds[op] == kind] for ops, tree in ((target_ops, target), (golden_ops, golden)))
+            of_kind = [[op for op in ops if tree.kinds[op] == kind] for ops, tree in ((target_ops, target), (golden_ops, golden))]
+            if len(of_kind[0]) == len(of_kind[1]):
                 pairs.update(zip(*of_kind))
             else:
-                in_place = ((target_ops[i], golden_ops[j]) for i, j in align(target_kinds, golden_kinds))
                 pairs.update((i, j) for i, j in in_place if target.kinds[i] == kind)
     return pairs
 

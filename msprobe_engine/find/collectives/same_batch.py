@@ -22,8 +22,6 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.formats.dump.replicas.reader import of_each
 
-NO_PART = "{0} hold the same parameters, and were given the same batch in every step: each must have a part of the data of its own"
-
 
 @dataclass
 class _Group:
@@ -97,8 +95,14 @@ def _draws(kind: Kind) -> bool:
     return kind[-1] in RANDOM_MASKS or "dropout" in kind[-1].lower()
 
 
+def describe_same_batch(ranks: tuple[int, ...]) -> tuple[Sentence, Sentence]:
+    """What happened, and why it is a fault."""
+    template = "{0} hold the same parameters, and were given the same batch in every step: each must have a part of the data of its own"
+    return Sentence("{0} were given the same batch", ranks_text(ranks)), Sentence(template, ranks_text(ranks))
+
+
 def _suspect(step: int, ranks: tuple[int, ...], side: DumpTable, record: str) -> Suspect:
-    cause = Sentence("{0} were given the same batch", ranks_text(ranks))
+    cause, why = describe_same_batch(ranks)
     stack = stack_of(side, record)
     return Suspect(
         record,
@@ -107,7 +111,7 @@ def _suspect(step: int, ranks: tuple[int, ...], side: DumpTable, record: str) ->
         step,
         source_of(stack),
         "data",
-        Sentence(NO_PART, ranks_text(ranks)),
+        why,
         cause=cause,
         stack=stack,
         ranks=list(ranks),

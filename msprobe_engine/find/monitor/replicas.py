@@ -83,8 +83,8 @@ def _parted_gradients(run: Run, groups: Sequence[tuple[int, ...]]) -> list[Odd]:
     """Reduced gradients that were the same on all ranks of a group in every step, and from one step on are not: they are no longer summed.
     Those of parts differ from the beginning, and so do those of replicas that are averaged now and then."""
     for group in (group for group in groups if len(group) > 1):
-        tables = {rank: _columns(run, rank, GRADIENT) for rank in group}
-        unequal = _unequal(list(tables.values()))
+        tables = {rank: columns_of(run, rank, GRADIENT) for rank in group}
+        unequal = unequal_names(list(tables.values()))
         if not unequal:
             continue
         steps = steps_of(series for columns in tables.values() for column in columns[:1] for series in column.values()).tolist()
@@ -103,7 +103,7 @@ def _parted_gradients(run: Run, groups: Sequence[tuple[int, ...]]) -> list[Odd]:
     return []
 
 
-def _unequal(tables: Sequence[Sequence[Mapping[Key, Series]]]) -> set[str]:
+def unequal_names(tables: Sequence[Sequence[Mapping[Key, Series]]]) -> set[str]:
     """Names whose numbers are not the same on all ranks in all steps; of all others no step needs a look."""
     first, *others = tables
     if any(len(columns) != len(first) for columns in others):
@@ -118,7 +118,9 @@ def _unequal(tables: Sequence[Sequence[Mapping[Key, Series]]]) -> set[str]:
 
 
 def _is_same(series: Series | None, other: Series | None) -> bool:
-    return series is not None and other is not None and all(map(np.array_equal, series, other))
+    if series is None or other is None:
+        return False
+    return np.array_equal(series.steps, other.steps) and np.array_equal(series.values, other.values, equal_nan=True)
 
 
 def _parameters(run: Run) -> dict[int, dict[str, dict[int, Row]]]:
@@ -126,7 +128,7 @@ def _parameters(run: Run) -> dict[int, dict[str, dict[int, Row]]]:
     tables: dict[int, dict[str, dict[int, Row]]] = {}
     for rank in run.ranks:
         for family in (BEFORE, AFTER):
-            columns = _columns(run, rank, family)
+            columns = columns_of(run, rank, family)
             for key in columns[0] if columns else ():
                 steps = columns[0][key].steps.tolist()
                 values = zip(*(column[key].values.tolist() for column in columns if key in column))
@@ -142,7 +144,7 @@ def _updated_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], 
         differ: ranks at the same place of the model, and the parameter.
     """
     ranks = sorted({rank for group, _ in differ for rank in group})
-    before, after, gradient = ({rank: _rows(_columns(run, rank, family), step) for rank in ranks} for family in (BEFORE, AFTER, GRADIENT))
+    before, after, gradient = ({rank: _rows(columns_of(run, rank, family), step) for rank in ranks} for family in (BEFORE, AFTER, GRADIENT))
     copies: dict[str, dict[int, Row]] = {}
     for group, name in differ:
         rows = {rank: after[rank][name] for rank in group if name in after[rank]}
@@ -154,7 +156,7 @@ def _updated_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], 
 
 def _began_alike(run: Run, step: int, differ: Sequence[tuple[tuple[int, ...], str]]) -> bool:
     """Were these parameters the same before the update of a step?"""
-    before = {rank: _rows(_columns(run, rank, BEFORE), step) for rank in sorted({rank for group, _ in differ for rank in group})}
+    before = {rank: _rows(columns_of(run, rank, BEFORE), step) for rank in sorted({rank for group, _ in differ for rank in group})}
     return all(
         is_equal(before[rank].get(name, ()) for rank in group) and any(before[rank].get(name) for rank in group) for group, name in differ
     )
@@ -180,7 +182,8 @@ def _value(column: Mapping[Key, Series], key: Key, step: int) -> Iterator[float]
         yield float(column[key].values[position])
 
 
-def _columns(run: Run, rank: int, family: str) -> list[Mapping[Key, Series]]:
+def columns_of(run: Run, rank: int, family: str) -> list[Mapping[Key, Series]]:
+    """The statistics of a family that are compared, each by tensor; none where the rank has not got it."""
     if family not in run.families(rank):
         return []
     return [run.series(rank, family, op) for op in COMPARED if op in run.ops(rank, family)]

@@ -5,16 +5,10 @@ With dropout the modules give numbers of their own on each rank, and nothing is 
 
 from __future__ import annotations
 
-import numpy as np
-
-from msprobe_engine.core.text.ranges import ranks_text
-from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.collectives.same_batch import NO_PART
+from msprobe_engine.find.collectives.same_batch import describe_same_batch
 from msprobe_engine.find.findings import Suspect
-from msprobe_engine.find.monitor.number_pairs import COMPARED
-from msprobe_engine.find.monitor.replicas import groups_of_copies
+from msprobe_engine.find.monitor.replicas import columns_of, groups_of_copies, unequal_names
 from msprobe_engine.formats.monitor.reader import Run
-from msprobe_engine.formats.monitor.series import Key, Series
 
 _FAMILY = "actv"
 
@@ -31,30 +25,14 @@ def of_copies(run: Run) -> list[Suspect]:
 
 
 def _of_group(run: Run, ranks: tuple[int, ...]) -> Suspect | None:
-    first, *others = ranks
-    tables = {rank: _activations(run, rank) for rank in ranks}
-    if any(tables[rank].keys() != tables[first].keys() for rank in others):
+    tables = [columns_of(run, rank, _FAMILY) for rank in ranks]
+    if unequal_names(tables):
         return None
-    changes: str | None = None
-    for place, series in tables[first].items():
-        if not all(_is_same(series, tables[rank][place]) for rank in others):
-            return None
-        if changes is None and len(set(series.values.tolist())) > 1:
-            changes = place[1].name
-    if changes is None:
+    known = [(key.name, series) for column in tables[0] for key, series in column.items()]
+    name = next((name for name, series in known if len(set(series.values.tolist())) > 1), None)
+    if name is None:
         return None
-    module = changes.partition(".input")[0].partition(".output")[0]
-    cause = Sentence("{0} were given the same batch", ranks_text(ranks))
-    step = int(next(iter(tables[first].values())).steps[0])
-    why = Sentence(NO_PART, ranks_text(ranks))
-    return Suspect(f"{_FAMILY}/{changes}", module, first, step, kind="data", why=why, cause=cause, ranks=list(ranks))
-
-
-def _activations(run: Run, rank: int) -> dict[tuple[str, Key], Series]:
-    if _FAMILY not in run.families(rank):
-        return {}
-    return {(op, key): series for op in COMPARED if op in run.ops(rank, _FAMILY) for key, series in run.series(rank, _FAMILY, op).items()}
-
-
-def _is_same(series: Series, other: Series) -> bool:
-    return np.array_equal(series.steps, other.steps) and np.array_equal(series.values, other.values, equal_nan=True)
+    cause, why = describe_same_batch(ranks)
+    module = name.partition(".input")[0].partition(".output")[0]
+    step = int(known[0][1].steps[0])
+    return Suspect(f"{_FAMILY}/{name}", module, ranks[0], step, kind="data", why=why, cause=cause, ranks=list(ranks))
