@@ -133,11 +133,15 @@ class Experts(nn.Module):
         probabilities = self.probabilities(flat)
         weights, experts = self.chosen(probabilities)
         self.auxiliary = self.balance(probabilities, experts)
+        return self.mix(flat, weights, experts).view_as(x)
+
+    def mix(self, flat: Tensor, weights: Tensor, experts: Tensor) -> Tensor:
+        """What the chosen experts of each token give, by its weights."""
         out = torch.zeros_like(flat)
         for number, expert in enumerate(self.experts):
             rows, places = torch.where(experts == number)
             out = out.index_add(0, rows, expert(flat[rows]) * weights[rows, places, None].to(flat.dtype))
-        return out.view_as(x)
+        return out
 
 
 class Block(nn.Module):

@@ -51,19 +51,15 @@ def sorted_experts(model: Any) -> None:
     """Tokens are sorted by expert, and put back."""
     for mixture in every(model, "Experts"):
 
-        def forward(x: Tensor, mixture: Any = mixture) -> Tensor:
-            flat = x.reshape(-1, x.shape[-1])
-            probabilities = mixture.probabilities(flat)
-            weights, experts = mixture.chosen(probabilities)
-            mixture.auxiliary = mixture.balance(probabilities, experts)
+        def mix(flat: Tensor, weights: Tensor, experts: Tensor, mixture: Any = mixture) -> Tensor:
             order = experts.flatten().argsort(stable=True)
             counts = torch.bincount(experts.flatten(), minlength=len(mixture.experts)).tolist()
             given = flat[order // mixture.top].split(counts)
             out = torch.cat([expert(part) for expert, part in zip(mixture.experts, given)])
             back = out[order.argsort()].view(len(flat), mixture.top, -1)
-            return (back * weights[..., None].to(flat.dtype)).sum(1).view_as(x)
+            return (back * weights[..., None].to(flat.dtype)).sum(1)
 
-        mixture.forward = forward
+        mixture.mix = mix
 
 
 def table_of_angles(model: Any) -> None:

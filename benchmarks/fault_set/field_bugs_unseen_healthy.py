@@ -51,18 +51,14 @@ def in_two_parts(program: Program) -> None:
 def experts_backwards(model: Any) -> None:
     for mixture in every(model, "Experts"):
 
-        def forward(x: Tensor, mixture: Any = mixture) -> Tensor:
-            flat = x.reshape(-1, x.shape[-1])
-            probabilities = mixture.probabilities(flat)
-            weights, experts = mixture.chosen(probabilities)
-            mixture.auxiliary = mixture.balance(probabilities, experts)
+        def mix(flat: Tensor, weights: Tensor, experts: Tensor, mixture: Any = mixture) -> Tensor:
             out = torch.zeros_like(flat)
             for number in reversed(range(len(mixture.experts))):
                 rows, places = torch.where(experts == number)
                 out = out.index_add(0, rows, mixture.experts[number](flat[rows]) * weights[rows, places, None].to(flat.dtype))
-            return out.view_as(x)
+            return out
 
-        mixture.forward = forward
+        mixture.mix = mix
 
 
 def gradients_zeroed(program: Program) -> None:

@@ -25,19 +25,15 @@ def full_expert(model: Any) -> None:
     """One expert drops what is beyond its capacity."""
     for mixture in every(model, "Experts"):
 
-        def forward(x: Tensor, mixture: Any = mixture) -> Tensor:
-            flat = x.reshape(-1, x.shape[-1])
-            probabilities = mixture.probabilities(flat)
-            weights, experts = mixture.chosen(probabilities)
-            mixture.auxiliary = mixture.balance(probabilities, experts)
+        def mix(flat: Tensor, weights: Tensor, experts: Tensor, mixture: Any = mixture) -> Tensor:
             out = torch.zeros_like(flat)
             for number, expert in enumerate(mixture.experts):
                 rows, places = torch.where(experts == number)
                 rows, places = (rows[:4], places[:4]) if number == 2 else (rows, places)
                 out = out.index_add(0, rows, expert(flat[rows]) * weights[rows, places, None].to(flat.dtype))
-            return out.view_as(x)
+            return out
 
-        mixture.forward = forward
+        mixture.mix = mix
 
 
 def named(plant: Plant, name: str) -> Plant:
