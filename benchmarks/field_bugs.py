@@ -4,7 +4,7 @@ The programs are a GPT in plain torch, small models of Transformers, DDP, FSDP2,
 layouts, most in bfloat16. A golden run is the same program without the fault: the same seed, the same data. Beside the faults stand
 healthy pairs, which differ in nothing but rounding, or in nothing, and single runs; some are watched by ``msprobe run`` as people watch
 theirs (level watch or nan). Launch scripts, packs and checkpoints are compared by their own commands.
-What each case does: `fault_set/field_bugs_*.py`.
+What each case does: `fault_set/reported_bugs/`.
 
     python benchmarks/field_bugs.py --list
     python benchmarks/field_bugs.py --only "rotary base" --levels mix,L0 --answers
@@ -33,10 +33,10 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 sys.path.insert(0, str(Path(__file__).parent / "fault_set"))
 
 from fault_dumps import scratch_directory
-from field_bugs_beside import Beside
-from field_bugs_case import Case
-from field_bugs_judge import SCORES, Answer, ask, framework, healthy, identity, row
-from field_bugs_list import BESIDE, FAULTS, HEALTHY
+from reported_bugs.case import Case
+from reported_bugs.every_case import BESIDE, FAULTS, HEALTHY
+from reported_bugs.faults.beside import Beside
+from reported_bugs.judge import SCORES, Answer, ask, framework, healthy, identity, row
 
 HEAD = "| case | program | dtype | level | fault | exit code | score | headline |\n|---|---|---|---|---|---|---|---|"
 

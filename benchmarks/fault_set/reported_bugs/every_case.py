@@ -1,0 +1,65 @@
+"""All cases of the set of bugs from the field: faults and healthy pairs by topic, and three sets that were written down unseen."""
+
+from __future__ import annotations
+
+from reported_bugs.case import Fault, Healthy
+from reported_bugs.faults import (
+    across,
+    alone,
+    beside,
+    in_data,
+    in_deepspeed,
+    in_experts,
+    in_megatron,
+    in_models,
+    in_ranks,
+    in_transformers,
+    in_updates,
+    monitored,
+    watched,
+)
+from reported_bugs.faults.beside import Beside
+from reported_bugs.healthy import pairs
+from reported_bugs.healthy import watched as watched_healthy
+from reported_bugs.unseen import (
+    first_faults,
+    first_healthy,
+    second,
+    third_healthy,
+    third_in_data,
+    third_in_layouts,
+    third_in_models,
+    third_in_updates,
+)
+
+FAULTS: tuple[Fault, ...] = (
+    *in_models.CASES,
+    *in_experts.CASES,
+    *in_data.CASES,
+    *in_updates.CASES,
+    *in_transformers.CASES,
+    *in_ranks.CASES,
+    *alone.CASES,
+    *in_deepspeed.CASES,
+    *in_megatron.CASES,
+    *watched.CASES,
+    *monitored.CASES,
+    *first_faults.CASES,
+    *second.CASES,
+    *across.CASES,
+    *third_in_models.CASES,
+    *third_in_data.CASES,
+    *third_in_updates.CASES,
+    *third_in_layouts.CASES,
+)
+HEALTHY: tuple[Healthy, ...] = (
+    *pairs.CASES,
+    *in_deepspeed.HEALTHY,
+    *in_megatron.HEALTHY,
+    *watched_healthy.CASES,
+    *first_healthy.CASES,
+    *second.HEALTHY,
+    *across.HEALTHY,
+    *third_healthy.CASES,
+)
+BESIDE: tuple[Beside, ...] = (*beside.CASES, *beside.HEALTHY)
