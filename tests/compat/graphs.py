@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import sqlite3
 import subprocess
 from pathlib import Path
 from typing import NamedTuple
+
+from existing_environment import environment_of
 
 
 class Node(NamedTuple):
@@ -49,8 +50,8 @@ def build(version: str, venv: Path, out: Path, target: Path, golden: Path | None
     else:
         command = [str(venv / "bin/msprobe"), "graph_visualize", "-tp", str(target), *(["-gp", str(golden)] if golden else [])]
         command += ["-o", str(out / "graph")]
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # its package has the name of one of ours
-    ran = subprocess.run(command, capture_output=True, text=True, env={**env, "OMP_NUM_THREADS": "1"}, timeout=240, check=False, cwd=out)
+    environment = environment_of(venv / "bin/python")
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False, cwd=out)
     # Without the vendor's toolkit 26.2.0 says so at every start; that is no error of the graph.
     log = "\n".join(line for line in (ran.stdout + ran.stderr).splitlines() if "CANN environment" not in line)
     files = sorted((out / "graph").iterdir()) if (out / "graph").is_dir() else []

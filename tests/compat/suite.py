@@ -8,7 +8,6 @@ tensors need agree only as far as `rounds_otherwise` says, and their checksums o
 from __future__ import annotations
 
 import json
-import os
 import re
 import shutil
 import subprocess
@@ -21,7 +20,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any, Protocol
 
-from existing_environment import existing_tool
+from existing_environment import environment_of, existing_tool
 from matching import Context, Difference, RankDump, Rule, differences, load, neutral, owner, rounds_otherwise
 
 OURS = "ours"
@@ -97,8 +96,7 @@ class Suite:
         out.mkdir(parents=True, exist_ok=True)
         jobs = out / "jobs.json"
         jobs.write_text(json.dumps([cell.job(out, tool) for cell in wanted]))
-        left_out = ("PYTHONPATH", "RANK", "RANK_ID", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
-        env = {key: value for key, value in os.environ.items() if key not in left_out} | {"OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+        env = environment_of(python) | {"GLOG_v": "3"}
         env |= {} if tool == OURS else {"MSPROBE_COMPAT_NORM": "1"}
         command = [str(python), str(self.script), str(jobs)]
         ran = subprocess.run(command, capture_output=True, text=True, timeout=limit, check=False, env=env, cwd=out)

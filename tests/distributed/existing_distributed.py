@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 import warnings
@@ -93,7 +92,9 @@ def train(rank: int, init: str, out: str) -> None:
 def run(python: Path | str, out: Path) -> Path:
     """Run both ranks with `python`; returns the dump directory."""
     out.mkdir(parents=True)
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
+    from existing_environment import environment_of  # not at the top: the existing tool's Python runs this file too
+
+    env = environment_of(python)
     logs = [open(out / f"log{rank}", "w+", encoding="utf-8") for rank in range(2)]  # noqa: SIM115 - closed below
     command = [str(python), str(HERE)]
     ranks = [

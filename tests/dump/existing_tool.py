@@ -1,6 +1,6 @@
 """Feeds dumps of this project to the compare command of the existing tool.
 
-    python tests/dump/existing_tool.py {8.1.1|26.2.0} VENV {L0|L1|mix} OUT_DIR
+    PYTHONPATH=tests/frameworks python tests/dump/existing_tool.py {8.1.1|26.2.0} VENV {L0|L1|mix} OUT_DIR
 
 takes the checked-in dump of that version, writes what it says through `DumpSink`, and compares the two with the `msprobe` command
 of VENV. The sheet must have the same rows as when the existing dump is compared with itself.
@@ -11,13 +11,13 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from existing_environment import environment_of
 
 from msprobe_engine.core import names
 from msprobe_engine.core.records import Entry, Frame, TensorRef
@@ -85,8 +85,8 @@ def compare(version: str, venv: Path, target: Path, golden: Path, out: Path) -> 
         command = [str(venv / "bin/python"), "-c", call, json.dumps({**paths, "is_print_compare_log": True}), str(out)]
     else:
         command = [str(venv / "bin/msprobe"), "compare", "-m", "auto", "-tp", str(target), "-gp", str(golden), "-o", str(out)]
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # its package has the name of one of ours
-    ran = subprocess.run(command, capture_output=True, text=True, env={**env, "OMP_NUM_THREADS": "1"}, timeout=240, check=False, cwd=out)
+    environment = environment_of(venv / "bin/python")
+    ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=False, cwd=out)
     print(" ".join(command))
     sheets = [p for p in out.iterdir() if p.name.startswith("compare_result") and p.suffix in (".csv", ".xlsx")]
     # Without the vendor's toolkit 26.2.0 says so at every start; that is no error of the comparison.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tarfile
 import tempfile
 from collections.abc import Callable
@@ -46,16 +47,41 @@ class ExistingTool:
         return self.directory / "bin" / "python"
 
     def run(self, program: str, *arguments: object, cwd: Path, timeout: float = 900, **env: str) -> subprocess.CompletedProcess[str]:
-        """Run ``python`` or ``msprobe`` of the environment to its end, without PYTHONPATH: its package has the name of one of ours.
+        """Run ``python`` or ``msprobe`` of the environment to its end.
 
         Raises:
-            AssertionError: it did not end with 0.
+            AssertionError: it did not end with 0, or would not run the existing tool.
         """
         command = [str(self.directory / "bin" / program), *map(str, arguments)]
-        environment = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1"} | env
+        environment = environment_of(self.python) | env
         ran = subprocess.run(command, capture_output=True, text=True, env=environment, cwd=cwd, timeout=timeout, check=False)
         assert ran.returncode == 0, f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stderr[-3000:]}"
         return ran
+
+
+def environment_of(python: Path | str) -> dict[str, str]:
+    """The environment of a program that this interpreter runs, ours or that of an existing tool: both have a package `msprobe`, and one
+    that PYTHONPATH names would hide the other. The program is one rank of its own.
+
+    Raises:
+        AssertionError: in it the interpreter imports another `msprobe` than that of this checkout, or of its virtual environment.
+    """
+    left_out = ("PYTHONPATH", "RANK", "RANK_ID", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")
+    environment = {key: value for key, value in os.environ.items() if key not in left_out} | {"OMP_NUM_THREADS": "1"}
+    ours = str(python) == sys.executable
+    environment |= {"PYTHONPATH": str(ROOT)} if ours else {}
+    place = ROOT / "msprobe" if ours else Path(python).parents[1]
+    imported = _imported(str(python), environment)
+    right = imported is not None and imported.is_relative_to(place.resolve())
+    assert right, f"{python} would import msprobe from {imported and imported.parent}, not from {place}"
+    return environment
+
+
+def _imported(python: str, environment: dict[str, str]) -> Path | None:
+    """The file of `msprobe` that this interpreter finds, in a directory that has none."""
+    code = "import importlib.util; found = importlib.util.find_spec('msprobe'); print(found.origin if found else '')"
+    ran = subprocess.run([python, "-c", code], capture_output=True, text=True, env=environment, cwd="/", timeout=60, check=True)
+    return Path(ran.stdout.strip()).resolve() if ran.stdout.strip() else None
 
 
 def existing_tool(version: str, framework: str = "torch") -> ExistingTool:

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 import warm
-from existing_environment import SOURCES, existing_tool, reference
+from existing_environment import SOURCES, environment_of, existing_tool, reference
 from grad_training import table
 
 from msprobe import GradComparator
@@ -48,7 +48,9 @@ def run(python: str | Path, code: str, place: Path, *arguments: object) -> None:
     if python == sys.executable:
         done = warm.run(warm.script(script), *arguments, cwd=place, timeout=200)
     else:
-        done = subprocess.run([python, script, *map(str, arguments)], cwd=place, capture_output=True, text=True, timeout=200, check=False)
+        command = [str(python), str(script), *map(str, arguments)]
+        environment = environment_of(python)
+        done = subprocess.run(command, cwd=place, env=environment, capture_output=True, text=True, timeout=200, check=False)
     assert done.returncode == 0, done.stderr[-3000:]
 
 

@@ -4,13 +4,12 @@ from __future__ import annotations
 
 import csv
 import math
-import os
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from existing_environment import existing_tool
+from existing_environment import environment_of, existing_tool
 
 pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 SCRIPT = Path(__file__).parent / "existing_modules.py"
@@ -35,12 +34,9 @@ def test_same_rows(tmp_path: Path) -> None:
     """The same names, columns and values. What the existing tool has more is `nan`: what is no tensor, and gradients that do not exist.
     Its spectral norm, after three iterations from a random start, is never above ours."""
     existing = existing_tool("26.2.0")
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("PYTHON", "VIRTUAL_ENV"))}
     for python, which in ((str(existing.python), "old"), (sys.executable, "new")):
-        environment = clean | ({"PYTHONPATH": str(SCRIPT.parents[2])} if which == "new" else {})
-        done = subprocess.run(
-            [python, str(SCRIPT), which, str(tmp_path / which)], capture_output=True, text=True, check=False, env=environment, cwd=tmp_path
-        )
+        command = [python, str(SCRIPT), which, str(tmp_path / which)]
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=environment_of(python), cwd=tmp_path)
         assert done.returncode == 0, done.stderr[-3000:]
     (old, their_columns), (new, our_columns) = read(tmp_path / "old" / "monitor"), read(tmp_path / "new" / "monitor")
     compared = 0

@@ -1,6 +1,6 @@
 """Dumps of one training script made by this project and by the existing tool, and the existing tool's compare of the two.
 
-    python tests/probe/existing_run.py VENV {L0|L1|mix} OUT_DIR
+    PYTHONPATH=tests/frameworks python tests/probe/existing_run.py VENV {L0|L1|mix} OUT_DIR
 
 The script (`--train`) uses public names only and runs unchanged under both. Figures are printed as JSON.
 """
@@ -62,9 +62,10 @@ def train(dump_path: str, level: str, keys: str = "{}") -> None:
 def run(python: Path | str, level: str, out: Path, keys: str = "{}") -> Path:
     """Run the script with `python`, with further keys of the task as JSON; returns the dump directory."""
     out.mkdir(parents=True, exist_ok=True)
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE")}
+    from existing_environment import environment_of  # not at the top: the existing tool's Python runs this file too
+
     command = [str(python), str(HERE), "--train", str(out / "dump"), level, keys]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=out, env={**env, "OMP_NUM_THREADS": "1"})
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=180, check=False, cwd=out, env=environment_of(python))
     if ran.returncode:
         raise AssertionError(f"{' '.join(command)} ended with {ran.returncode}:\n{ran.stdout[-2000:]}{ran.stderr[-3000:]}")
     return out / "dump"

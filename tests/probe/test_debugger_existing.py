@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,7 +9,7 @@ from pathlib import Path
 import existing_debugger
 import existing_run
 import pytest
-from existing_environment import VERSIONS, existing_tool
+from existing_environment import VERSIONS, environment_of, existing_tool
 
 from msprobe_engine.formats.dump.reader import open_dump
 
@@ -19,9 +18,8 @@ pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]
 
 def run(python: Path | str, out: Path) -> Path:
     """Run all cases with `python`; returns the directory of their dumps."""
-    env = {k: v for k, v in os.environ.items() if k not in ("PYTHONPATH", "RANK", "WORLD_SIZE")} | {"OMP_NUM_THREADS": "1"}
     command = [str(python), existing_debugger.__file__, str(out)]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=out, env=env)
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, cwd=out, env=environment_of(python))
     assert ran.returncode == 0, ran.stdout[-2000:] + ran.stderr[-3000:]
     return out
 

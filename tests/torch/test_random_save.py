@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from existing_environment import existing_tool
+from existing_environment import environment_of, existing_tool
 from torch import nn
 from torch.nn import functional
 
@@ -194,13 +194,12 @@ draw()
 @pytest.mark.existing_tool
 def test_file_of_the_existing_tool(tmp_path: Path) -> None:
     """The file is byte for byte that of the existing tool for functions that both know."""
-    plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     made = []
     script = tmp_path / "script.py"
     script.write_text(EXISTING)
     for name, python in (("ours", sys.executable), ("theirs", str(existing_tool("26.2.0").python))):
         (tmp_path / name).mkdir()
-        subprocess.run([python, str(script)], capture_output=True, env=plain, timeout=240, check=True, cwd=tmp_path / name)
+        subprocess.run([python, str(script)], capture_output=True, env=environment_of(python), timeout=240, check=True, cwd=tmp_path / name)
         (path,) = (tmp_path / name / "out").iterdir()
         made.append(path.read_bytes())
     assert made[0] == made[1]

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from existing_environment import existing_tool
+from existing_environment import environment_of, existing_tool
 from torch import nn
 from torch.nn import functional
 from torch.nn.functional import dropout as early_dropout
@@ -253,9 +253,10 @@ print("NUMBERS", numbers)
 @pytest.mark.parametrize("way", ["plain", "enhanced"])
 def test_numbers_of_the_existing_tool(way: str) -> None:
     """The same seed gives the numbers that the existing tool gives, enhanced or not."""
-    plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     shown = []
     for python in (sys.executable, existing_tool("26.2.0").python):
-        ran = subprocess.run([python, "-c", EXISTING, way], capture_output=True, text=True, env=plain, timeout=240, check=True, cwd="/")
+        environment = environment_of(python)
+        command = [str(python), "-c", EXISTING, way]
+        ran = subprocess.run(command, capture_output=True, text=True, env=environment, timeout=240, check=True, cwd="/")
         shown.append(ran.stdout[ran.stdout.index("NUMBERS") :])
     assert shown[0] == shown[1]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,7 +12,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from existing_environment import existing_tool
+from existing_environment import environment_of, existing_tool
 
 from msprobe.core import SingleSave
 from msprobe_engine.core.errors import UsageError
@@ -184,12 +183,11 @@ for _ in range(2):
 def test_files_of_the_existing_tool(tmp_path: Path) -> None:
     """The same files with the same arrays, and the same figures within the rounding of the tensor's own type, in which the existing
     tool computes them (bfloat16: three digits)."""
-    plain = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     script = tmp_path / "script.py"
     script.write_text(EXISTING)
     for name, python in (("ours", sys.executable), ("theirs", str(existing_tool("26.2.0").python))):
         (tmp_path / name).mkdir()
-        subprocess.run([python, str(script)], capture_output=True, env=plain, timeout=240, check=True, cwd=tmp_path / name)
+        subprocess.run([python, str(script)], capture_output=True, env=environment_of(python), timeout=240, check=True, cwd=tmp_path / name)
     ours, theirs = tmp_path / "ours/out", tmp_path / "theirs/out"
     assert files(ours) == files(theirs)
     for file in files(ours):

@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import json
 import math
-import os
 import re
 import shutil
 import subprocess
@@ -16,7 +15,7 @@ from typing import Any
 
 import pytest
 import warm
-from existing_environment import SOURCES, VERSIONS, existing_tool, reference
+from existing_environment import SOURCES, VERSIONS, environment_of, existing_tool, reference
 
 pytestmark = pytest.mark.framework
 SCRIPT = Path(__file__).with_name("existing_training.py")
@@ -78,7 +77,7 @@ def run(python: Path | str, settings: dict[str, Any], directory: Path, version: 
     directory.mkdir()
     config = directory / "monitor_config.json"
     config.write_text(json.dumps({**settings, "ndigits": 16} if not version else {**settings, "output_dir": str(directory)}))
-    environment = {**os.environ, "MONITOR_OUTPUT_DIR": str(directory / "out"), "OMP_NUM_THREADS": "1"}
+    environment = {**environment_of(python), "MONITOR_OUTPUT_DIR": str(directory / "out")}
     words = [str(config), str(STEPS), *([version] if version else [])]
     if python == sys.executable:
         done = warm.run(warm.script(SCRIPT), *words, env=environment, cwd=directory, timeout=900)

@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import importlib.util
 import math
-import os
 import re
 import subprocess
 import sys
@@ -15,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from existing_environment import existing_tool
+from existing_environment import environment_of, existing_tool
 from existing_graph import cases, unpack
 from frames_of_lists import frame_of
 
@@ -31,6 +30,16 @@ ROOT, HEAD = "Module.module.Transformer.forward.0", "Module.module.head.Head.for
 VALUE = "2.3733718395233154"
 """The largest value of an input of `HEAD` in the clean run."""
 WAIT = 20_000
+BOARD = """
+import sysconfig
+from importlib import metadata
+from tensorboard import default, main
+own = metadata.distributions(path=[sysconfig.get_path("purelib")])
+plugins = [point for distribution in own for point in distribution.entry_points if point.group == "tensorboard_plugins"]
+default.get_dynamic_plugins = lambda: [point.load() for point in plugins]
+main.run_main()
+"""
+"""TensorBoard with the plugins of its own environment: that of 26.2.0 sees ours too, whose plugin has the same name."""
 
 
 @pytest.fixture(scope="module")
@@ -70,9 +79,9 @@ def board() -> Iterator[Callable[[str, Path], str]]:
 
 
 def _board(python: str, directory: Path) -> tuple[subprocess.Popen[str], str]:
-    env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}  # 26.2.0 has a package of our name
-    command = [python, "-m", "tensorboard.main", "--logdir", str(directory), "--port", "0", "--load_fast=false"]
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=env, cwd=directory)
+    command = [python, "-c", BOARD, "--logdir", str(directory), "--port", "0", "--load_fast=false"]
+    environment = environment_of(python)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment, cwd=directory)
     said = ""
     assert process.stderr is not None
     for line in process.stderr:

@@ -8,8 +8,8 @@ from __future__ import annotations
 import csv
 import io
 import json
-import os
 import subprocess
+import sys
 import tempfile
 import zipfile
 from pathlib import Path
@@ -18,7 +18,7 @@ from typing import Any
 import ms_programs
 import numpy as np
 import pytest
-from existing_environment import SOURCES, existing_tool, reference
+from existing_environment import SOURCES, environment_of, existing_tool, reference
 
 pytestmark = pytest.mark.timeout(900)
 HERE = Path(__file__).parent
@@ -28,7 +28,7 @@ PARTS = {"8.1.1": ("L0", "L1", "L2", "moments", "pack"), "26.2.0": ("moments", "
 def run(python: Path | None, parts: tuple[str, ...], out: Path) -> dict[str, Any]:
     """Every table, sign file and entry of a pack by its place, of the existing tool in this Python, without one of this project; the
     directory of a monitor and its random name left out."""
-    env = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"} | {"OMP_NUM_THREADS": "1", "GLOG_v": "3"}
+    env = environment_of(python or sys.executable) | {"GLOG_v": "3"}
     if python is None:
         ms_programs.run(HERE / "ms_watching.py", ".", *parts, cwd=out, env=env, check=True)
     else:
