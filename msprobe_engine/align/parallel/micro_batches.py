@@ -109,14 +109,17 @@ def _kinds(tree: Tree) -> list[Kind]:
 
 def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[int]]:
     tree = Tree(side)
-    segments = pipeline_schedule.segments(tree, pipeline_schedule.whole) if tree.has_modules else None
+    segments = (
+        pipeline_schedule.segments(tree, pipeline_schedule.whole) if tree.has_modules else pipeline_schedule.segments_in_turn(tree, n)
+    )
     micros = pipeline_schedule.count(segments) if segments else 0
     if segments and micros and micros % n == 0:
         batches: list[list[int]] = [[] for _ in range(n)]
         of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in segments]
         forward = [segment[1] == pipeline_schedule.FORWARD for segment in segments]
+        first = tree.first_of_modules if tree.has_modules else pipeline_schedule.first_pass(tree)
         for op, segment in enumerate(segments):
-            made_of = _sources(tree, op)
+            made_of = _sources(tree, op, first)
             if segment != pipeline_schedule.TAIL:
                 of[op] = min(of[op], max((of[source] for source in made_of), default=of[op]))
             elif made_of and all(forward[source] for source in made_of):
@@ -153,13 +156,13 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
     return parts
 
 
-def _sources(tree: Tree, op: int) -> list[int]:
-    """Records of the passes that have made what a call of no module takes in: what follows a pass (its loss, for the log) belongs to it,
-    and not to the next one."""
+def _sources(tree: Tree, op: int, first: int) -> list[int]:
+    """Records of the passes, from the first one on, that have made what a call of no module takes in: what follows a pass (its loss, for
+    the log) belongs to it, and not to the next one."""
     if tree.parents[op] != ROOT or not calls_function(tree.kinds[op]):
         return []
     sources = (tree.producers.get(row) for row in tree.tensors_in(op))
-    return [source for source in sources if source is not None and source > tree.first_of_modules]
+    return [source for source in sources if source is not None and source > first]
 
 
 def _first_calls(

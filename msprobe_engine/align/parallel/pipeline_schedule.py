@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from itertools import takewhile
 
 from msprobe_engine.align.calls.call_tree import ROOT, Kind, Tree
-from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.names import backward_twin, forward_twin
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 FORWARD, BACKWARD = 0, 1
@@ -30,6 +30,37 @@ def segments(tree: Tree, chunk_of: Callable[[str], int]) -> list[Segment] | None
     """
     known = _of_modules(tree, chunk_of) if tree.has_modules else _of_functions(tree)
     return None if known is None else _fill_gaps(tree, known)
+
+
+def segments_in_turn(tree: Tree, n: int) -> list[Segment] | None:
+    """The segment of each record of a step without modules whose `n` micro batches have their forward and backward passes one after the
+    other; None when the records do not say so."""
+    side = tree.side
+    turn: dict[str, int] = {}  # backward record -> the run of backward records that it is in
+    turns, forward_since = 0, True
+    for op, (name, kind) in enumerate(zip(side.ops, tree.kinds)):
+        if kind[0] == "backward":
+            turns += forward_since
+            turn[name], forward_since = turns - 1, False
+        elif backward_twin(name) in tree.index and not side.tags.get(op, {}).get("is_recompute"):
+            forward_since = True
+    if n < 2 or turns != n:
+        return None
+    known: list[Segment | None] = []
+    for name in side.ops:
+        if name in turn:
+            known.append((turn[name], BACKWARD, 0))
+        else:
+            known.append((turn[twin], FORWARD, 0) if (twin := backward_twin(name)) in turn else None)
+    return _fill_gaps(tree, known)
+
+
+def first_pass(tree: Tree) -> int:
+    """The first call that has a backward pass; the number of records when there is none."""
+    return next(
+        (op for op, name in enumerate(tree.side.ops) if backward_twin(name) != name and backward_twin(name) in tree.index),
+        len(tree.side.ops),
+    )
 
 
 def whole(_path: str) -> int:
@@ -104,7 +135,7 @@ def _of_functions(tree: Tree) -> list[Segment | None] | None:
         if kind[0] == "backward":
             segments.append((micro.get(forward_twin(name), 0), BACKWARD, 0))
         else:
-            segments.append((micro[name], FORWARD, 0) if f"{name.removesuffix('forward')}backward" in tree.index else None)
+            segments.append((micro[name], FORWARD, 0) if backward_twin(name) in tree.index else None)
     return segments
 
 
@@ -177,7 +208,7 @@ def _find_gap_boundary(
     ):
         return gap.stop
     if segment_before[1] == FORWARD:
-        last = max((op for op in gap if f"{tree.side.ops[op].removesuffix('forward')}backward" in tree.index), default=gap.start - 1)
+        last = max((op for op in gap if backward_twin(tree.side.ops[op]) in tree.index), default=gap.start - 1)
         return last + 1 if segment_behind is not None and segment_behind[1] == FORWARD else gap.stop
     return next((op for op in gap if tree.kinds[op] not in inner and tree.kinds[op][0] != "parameters_grad"), gap.stop)
 

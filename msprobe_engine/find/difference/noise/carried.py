@@ -73,7 +73,7 @@ class CarriedNoise(IncomingNoise):
                     self._note_gradient(row)
                 continue
             if not seen.unit[pair] or not seen.rms[pair]:
-                self._exact(pair, inputs)
+                self._exact(pair, inputs, any(map(self._chosen_otherwise, taken)))
                 continue
             result = Result(seen.rms[pair] / self._added_up(op, api, inputs), seen.count[pair], seen.unit[pair])
             if blank:
@@ -238,14 +238,15 @@ class CarriedNoise(IncomingNoise):
         whole = min(1.0, max(seen.norm[pair], seen.mean[pair], element * seen.share[pair]))
         return Noise(element, whole, element * seen.rms[pair] if carried.absolute is None else carried.absolute)
 
-    def _exact(self, pair: int, inputs: Sequence[Operand]) -> None:
-        """Integers, and tensors of zeros: other ones are a difference, unless they were made of numbers with noise."""
+    def _exact(self, pair: int, inputs: Sequence[Operand], of_others: bool) -> None:
+        """Integers, and tensors of zeros: other ones are a difference, unless they were made of numbers with noise, or of integers that
+        noise has made others (`of_others`: which tokens went to an expert)."""
         distance = float(self._walker.measured.distance[pair])
         if not distance:
             return
         noise = max((operand.noise.element for operand in inputs), default=0.0)
         row = self._walker.rows[pair][0]
-        known = noise and distance <= roundoff.GROWTH * noise
+        known = of_others or (noise and distance <= roundoff.GROWTH * noise)
         self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
         if not self.seen.unit[pair]:
             self._notes[row] = _UNKNOWN
