@@ -110,6 +110,24 @@ def test_arguments_of_a_schedule_are_settings_that_change_the_training() -> None
     assert [(one.name, *one.both, one.severity) for one in found] == [("lr_scheduler.milestones", "[3, 8]", "[3, 6, 6]", CHANGES)]
 
 
+def test_a_schedule_of_schedules_says_what_it_is_made_of() -> None:
+    """A warmup of another length inside of a sequence is named, with the place where one ends; its parts are no schedules of their own."""
+    sides = []
+    for warmup, milestone in ((4, 4), (8, 6)):
+        optimizer = torch.optim.SGD([nn.Parameter(torch.ones(2))], lr=0.1)
+        schedules = torch.optim.lr_scheduler
+        parts = [schedules.LinearLR(optimizer, 0.1, total_iters=warmup), schedules.CosineAnnealingLR(optimizer, 20)]
+        schedule = schedules.SequentialLR(optimizer, parts, milestones=[milestone])
+        settings = of_torch(Reach(optimizers=[optimizer], objects=[*parts, schedule]))
+        assert settings["lr_scheduler.class"].value == "SequentialLR"
+        sides.append(PackSettings([Setting(name, one.value, one.origin, framework=one.framework) for name, one in settings.items()]))
+    found = compare_settings(*sides, "file").differences
+    assert {(one.name, *one.both, one.severity) for one in found} == {
+        ("lr_scheduler.0.total_iters", "8", "4", CHANGES),
+        ("lr_scheduler.milestones", "[6]", "[4]", CHANGES),
+    }
+
+
 def test_it_is_a_setting_and_off_where_nothing_else_is_written(tmp_path: Path) -> None:
     """enabled: false; a probe that leaves no files; a path of one's own; without weights."""
     train(tmp_path / "a", config_check=ConfigCheckSettings(enabled=False))

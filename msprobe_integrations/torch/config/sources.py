@@ -147,9 +147,9 @@ def of_torch(reach: Reach, *, optimizers: bool = True) -> dict[str, Resolved]:
     values: dict[str, Any] = {}
     for number, each in enumerate(reach.optimizers if optimizers else ()):
         values.update(_of_optimizer(each, "optimizer." if not number else f"optimizer{number}."))
-    for each in reach.objects if optimizers else ():
-        if issubclass(type(each), LRScheduler) and "lr_scheduler.class" not in values:
-            values.update(_of_scheduler(each))
+    schedulers = [each for each in reach.objects if issubclass(type(each), LRScheduler)] if optimizers else []
+    inner = {id(part) for each in schedulers for part in _parts(each)}
+    values.update(next((_of_scheduler(each) for each in schedulers if id(each) not in inner), {}))
     defaults = {name: value for name, value in _defaults(reach.optimizers).items() if name in values}
     models = [model for model in reach.models if isinstance(model, nn.Module)]
     if models:
@@ -188,14 +188,22 @@ def _of_optimizer(optimizer: Any, prefix: str) -> dict[str, Any]:
     return values
 
 
-def _of_scheduler(scheduler: Any) -> dict[str, Any]:
-    """Class and arguments; what counts steps is left out."""
-    values = {"lr_scheduler.class": type(scheduler).__name__}
+def _of_scheduler(scheduler: Any, prefix: str = "lr_scheduler.") -> dict[str, Any]:
+    """Class and arguments, also of schedules that it is made of; what counts steps is left out."""
+    values = {f"{prefix}class": type(scheduler).__name__}
     for name, value in vars(scheduler).items():
+        name = "milestones" if name == "_milestones" else name  # of a sequence of schedules
         if not name.startswith("_") and name not in ("optimizer", "last_epoch", "verbose", "base_lrs"):
             value = sorted(value.elements()) if isinstance(value, Counter) else value  # milestones, as they were given
-            values[f"lr_scheduler.{name}"] = plain_data(value)
+            values[f"{prefix}{name}"] = plain_data(value)
+    for number, part in enumerate(_parts(scheduler)):
+        values.update(_of_scheduler(part, f"{prefix}{number}."))
     return values
+
+
+def _parts(scheduler: Any) -> list[Any]:
+    """The schedules that one is made of, one after the other (`SequentialLR`) or at once (`ChainedScheduler`)."""
+    return [part for value in vars(scheduler).values() if isinstance(value, list) for part in value if issubclass(type(part), LRScheduler)]
 
 
 def _defaults(optimizers: Sequence[Any]) -> dict[str, Any]:
