@@ -541,6 +541,30 @@ def test_a_loss_that_is_logged_belongs_to_its_micro_batch(rank_dump: Any, tmp_pa
         assert [name.split(".")[0] for name in piece.side.ops] == ["Functional", "Module", "Tensor", "Module", "Tensor"]
 
 
+def test_micro_batches_of_functions_alone_are_told_apart_by_their_passes(rank_dump: Any, tmp_path: Path) -> None:
+    """A call that both micro batches make before the first pass moves nothing into the second one; the logged loss belongs to its own."""
+    sides = []
+    for name, micros in (("two", 2), ("one", 1)):
+        dump = rank_dump()
+        for _ in range(micros):
+            dump.api("Tensor.__ne__", [tensor(1.0)], [tensor(2.0)])
+        for micro in range(micros):
+            first = 10.0 * micro
+            dump.api("Functional.linear", [tensor(first + 1)], [tensor(first + 2)])
+            dump.api("Torch.stack", [tensor(first + 2)], [tensor(first + 3)])
+            dump.api("Tensor.sum", [tensor(first + 3)], [tensor(first + 4)])
+            dump.api("Functional.linear", [tensor(first + 5)], [tensor(first + 6)], direction="backward")
+            dump.api("Tensor.detach", [tensor(first + 3)], [tensor(first + 7)])
+        dump.api("Torch.stack", [tensor(98.0)], [tensor(99.0)])  # of the update, once
+        sides.append({0: written(dump, tmp_path / name)})
+    first, second = cut_into_micro_batches(*sides)
+    assert [name for name in second.side.ops if "__ne__" in name] == []
+    for piece in (first, second):
+        calls = [name.rsplit(".", 1)[0] for name in piece.side.ops if "__ne__" not in name]
+        own = [f"{api}.{piece.micro}" for api in ("Functional.linear", "Torch.stack", "Tensor.sum", "Functional.linear", "Tensor.detach")]
+        assert calls == [*own, *(["Torch.stack.2"] if piece is first else [])]
+
+
 @pytest.mark.parametrize(
     ("place", "pairs"),
     [
