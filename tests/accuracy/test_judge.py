@@ -95,6 +95,21 @@ def test_where_round_off_decides_what_is_finite() -> None:
     assert found.status == WARNING
 
 
+def test_where_round_off_decides_which_integer_it_is() -> None:
+    """Of an operator that computes before it decides, a difference is right where changed inputs make the same one; as many others may
+    stand beside those, which came out alike by chance."""
+    bench, device = np.arange(6), np.array([1, 2, 3, 3, 4, 5])  # the first three differ
+    for api, moved, status in (
+        ("bucketize", [1, 2, 3, 3, 4, 5], PASS),
+        ("bucketize", [1, 2, 2, 3, 4, 5], PASS),
+        ("bucketize", [1, 1, 2, 3, 4, 5], ERROR),  # two are not explained, and one is
+        ("bucketize", [7, 7, 7, 3, 4, 5], ERROR),  # they move, never to what the device has
+        ("bucketize", [0, 1, 2, 4, 5, 6], ERROR),  # others move
+        ("sort", [1, 2, 3, 3, 4, 5], ERROR),
+    ):
+        assert verdict(bench, device, "int64", api, changed=[np.array(moved)]).status == status, (api, moved)
+
+
 def test_the_condition_is_what_an_error_is_held_against() -> None:
     """The same error is right where inputs that are changed by a bit move the result as far, and wrong where they do not."""
     bench = np.linspace(1, 2, 50)

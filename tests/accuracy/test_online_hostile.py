@@ -22,6 +22,7 @@ from online_ends import LOOPBACK, Kept, sending, serving, tls_directories, until
 
 from msprobe_engine.accuracy.online.options import TlsOptions
 from msprobe_engine.accuracy.online.send_queue import Outbox
+from msprobe_engine.accuracy.online.tcp.channel import Channel
 from msprobe_engine.accuracy.online.tcp.connection import Pace, counts_of
 from msprobe_engine.accuracy.online.tcp.frames import (
     Frame,
@@ -349,8 +350,17 @@ def test_one_session_cannot_be_taken_by_another_rank(target: tuple[Server, Kept]
     assert b"belongs to rank 5" in _say(server, _hello(session=name, rank=6), 30.0)
 
 
-def test_a_hostile_server_cannot_hurt_the_training() -> None:
-    """Noise, acknowledgements of what was never sent, endless frames: the client hangs up and goes on trying; nothing is lost twice."""
+def test_a_hostile_server_cannot_hurt_the_training(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence, noise, acknowledgements of what was never sent, endless frames: the client hangs up and goes on trying; nothing is lost
+    twice, and an answer that does not come is waited for without a processor."""
+    waits: list[float] = []
+    wait = Channel.wait
+
+    def count_waits(channel: Channel, timeout: float, *args: Any, **kwargs: Any) -> None:
+        waits.append(timeout)
+        wait(channel, timeout, *args, **kwargs)
+
+    monkeypatch.setattr(Channel, "wait", count_waits)
     welcome = encode_control(Kind.WELCOME, {"safe": 0, "have": 0, "message_bytes": 1 << 30})
     answers = [
         b"HTTP/1.1 400 Bad Request\r\n\r\n" * 10,
@@ -369,6 +379,7 @@ def test_a_hostile_server_cannot_hurt_the_training() -> None:
                 raw, _ = listener.accept()
                 with raw:
                     raw.recv(100)
+                    time.sleep(0.05)
                     raw.sendall(answer)
                     time.sleep(0.02)
 
@@ -382,6 +393,7 @@ def test_a_hostile_server_cannot_hurt_the_training() -> None:
     listener.close()
     counts = client.close(0.1)
     assert (counts.acknowledged, counts.lost) == (0, 1)
+    assert len(waits) < 100
 
 
 def test_done_is_called_once_for_every_message_whatever_comes_of_it() -> None:

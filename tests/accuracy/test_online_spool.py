@@ -159,6 +159,8 @@ def test_a_step_without_an_end_is_a_dump_that_says_so(tmp_path: Path) -> None:
     assert list(dump.entries) == [FORWARD]
     assert dump.header["complete"] is False
     assert (tmp_path / "spool/step0/rank0/.incomplete").exists()
+    left = {path.name for path in (tmp_path / "spool/step0/rank0").iterdir()}
+    assert not [name for name in left if name.startswith(".calls-") or name in (SpoolStep.SESSION, SpoolStep.RESULTS)], left
 
 
 def test_a_step_ends_with_the_next_one(tmp_path: Path) -> None:
