@@ -20,9 +20,10 @@ from msprobe_engine.accuracy.online import messages
 from msprobe_engine.accuracy.online.events import Peer
 from msprobe_engine.accuracy.online.queue_dir.spool import Spool
 from msprobe_engine.accuracy.online.queue_dir.step import SpoolCall, SpoolStep
-from msprobe_engine.accuracy.online.sender import MOST_OPEN, CallStore
+from msprobe_engine.accuracy.online.sender import MOST_OPEN, NOT_SENT, CallStore, SentStep
 from msprobe_engine.core.errors import DumpFormatError, UsageError
 from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.records import Entry, TensorDescription, TensorRef
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.dump.writing.step_text import StepText
 from msprobe_engine.formats.dump.writing.template import Options
@@ -311,3 +312,24 @@ def test_odd_files_in_a_spool_are_not_waited_for(tmp_path: Path, place: str, kin
     else:
         path.mkdir()
     assert [(call.name, call.step.number) for call in Spool(tmp_path / "spool").recover()] == [("Torch.exp.0", 1)]
+
+
+@pytest.mark.parametrize("sent", [True, False])
+def test_what_is_not_sent_is_counted_and_listed(sent: bool) -> None:
+    """A message that the transport gives up: the call and its tensors are lost, and the end of the step says so."""
+    text = StepText(Options(("all",), lambda _: True, ".pt"), level="L1", task="tensor")
+    counts: dict[str, int] = {}
+    nothing = SimpleNamespace(send=lambda *_, **__: sent)
+    store = CallStore(text, nothing, 0, list, Faults(strict=True), budget=1 << 20, count=counts.__setitem__, patience=0.0)
+    store.begin_step(0, "")
+    files = store.step(0)
+    assert isinstance(files, SentStep)
+    payload = store.place(files, 0, "torch.float32", (4,), 16)
+    store.add(files, payload)
+    ref = TensorRef(0, TensorDescription("torch.Tensor", "torch.float32", (4,), False))
+    store.hand_over(files, Entry(FORWARD, {"output": [ref]}))
+    store.end_step(files, [])
+    store.finish(0)
+    store.close()
+    listed = [(item["name"], item["bytes"]) for item in json.loads(files.not_saved() or '{"not_saved": []}')["not_saved"]]
+    assert (store.calls, counts, listed) == ((1, {}, []) if sent else (0, {NOT_SENT: 1}, [(f"{FORWARD}.output.0.pt", 16)]))
