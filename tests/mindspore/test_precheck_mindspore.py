@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -261,3 +262,5 @@ def test_a_script_says_what_is_wrong(dump: Path, tmp_path: Path) -> None:
     done = ms_programs.run(file, cwd=tmp_path)
     assert done.returncode == 1
     assert done.stdout.count("Mint.matmul.0: error") == 2
+    named = re.findall(r"^(\w.*?)  +Float32  Float64  .*  error +\S+ times round-off and condition", done.stdout, re.MULTILINE)
+    assert named == 2 * ["output.0", "gradient of input_0", "gradient of input_1"], done.stdout
