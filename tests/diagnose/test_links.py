@@ -73,7 +73,8 @@ def test_what_comes_before_what_is_the_same_for_all_at_once(seed: int) -> None:
 
 @pytest.mark.parametrize("ranks", [16, 128])
 def test_links_are_followed_once_and_once_more_to_see_that_nothing_changes(ranks: int, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The work is linear in the links: rows of stages that send to each other, and all ranks in one sum, with a beginning on each."""
+    """The work is linear in the links, in whatever order they are found: rows of stages that send to each other, and all ranks in one sum,
+    with a beginning on each."""
     stages = 4
     found, index = links.Links(), 0
     for _micro in range(5):
@@ -84,6 +85,7 @@ def test_links_are_followed_once_and_once_more_to_see_that_nothing_changes(ranks
         index += 1
     everyone = tuple((rank, 10 * index) for rank in range(ranks))
     found.add(links.Link("all_reduce", everyone, everyone, (), everyone))
+    random.Random(0).shuffle(found.links)
     found.finish()
     looked: list[links.Link] = []
     once = links.Arrivals._go_along
