@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import math
 import random
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from msprobe_engine.core.operator_traits import normal_op
 from msprobe_engine.find.collectives import links
+from msprobe_engine.find.run import diagnose
 
 
 def test_a_call_outside_its_group_is_no_participation(rank_dump: Any) -> None:
@@ -27,6 +29,28 @@ def test_a_call_outside_its_group_is_no_participation(rank_dump: Any) -> None:
     found = links.match_traces(traces).links
     assert sorted(len(link.members) for link in found) == [2, 3]
     assert all(not link.missing for link in found)
+
+
+@pytest.mark.parametrize(
+    ("results", "wrong"),
+    [
+        ("aab", {2: "rank 0"}),
+        ("abb", {0: "rank 1"}),
+        ("ab", {0: "the other ranks", 1: "the other ranks"}),
+        ("aabb", dict.fromkeys(range(4), "the other ranks")),
+        ("aaa", {}),
+    ],
+)
+def test_whose_result_of_a_collective_is_wrong(results: str, wrong: dict[int, str], rank_dump: Any, tmp_path: Path) -> None:
+    """A rank whose result is not that of most ranks; where no result is that of most, nobody knows whose it is, and all are named."""
+    numbers = {letter: rank_dump.number("ok") for letter in sorted(set(results))}
+    for rank, letter in enumerate(results):
+        dump = rank_dump()
+        dump.comm("broadcast", ["ok"], [numbers[letter]], group=list(range(len(results))))
+        dump.write(tmp_path / "step0" / f"rank{rank}")
+    record = "Distributed.broadcast.0.forward"
+    said = {rank: f"{record}: rank {rank} gets another result than {others}, of one collective" for rank, others in wrong.items()}
+    assert {suspect.rank: suspect.why for suspect in diagnose(tmp_path).suspects} == said
 
 
 def test_operations_have_one_spelling() -> None:
