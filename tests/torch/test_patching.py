@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
+import torch.distributed as dist
 from capturing import entries
 from torch import nn
 
@@ -19,6 +21,7 @@ from msprobe_integrations.patching import FunctionPatch
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.api import ApiCapture
 from msprobe_integrations.torch.capture.level import Capture
+from msprobe_integrations.torch.ranks.process_group_teardown import before_ranks_end
 
 
 def marking(name: str) -> Any:
@@ -122,3 +125,26 @@ def test_an_interrupt_while_a_capture_is_put_on(monkeypatch: pytest.MonkeyPatch)
     torch.ones(2, requires_grad=True).sum().backward()
     session.close()
     assert torch.autograd._engine_run_backward is engine  # type: ignore[attr-defined]
+
+
+def test_ranks_end_with_the_default_group() -> None:
+    """What waits for the end of the ranks comes before it, however the group is named, and not where a smaller group ends."""
+    ended: list[bool] = []
+    remove = before_ranks_end(lambda: ended.append(dist.is_initialized()))
+    ways: tuple[Callable[[], None], ...] = (
+        dist.destroy_process_group,
+        lambda: dist.destroy_process_group(dist.group.WORLD),
+        lambda: dist.destroy_process_group(group=dist.group.WORLD),
+    )
+    try:
+        for number, end in enumerate(ways, 1):
+            dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+            dist.destroy_process_group(dist.new_group([0]))
+            dist.destroy_process_group(group=dist.new_group([0]))
+            end()
+            assert ended == [True] * number
+    finally:
+        remove()
+        if dist.is_initialized():
+            dist.destroy_process_group()
+    assert len(ended) == len(ways)
