@@ -138,7 +138,7 @@ def test_any_order(patch_utils: ModuleType, megatron: Path, operations: list[str
 @pytest.mark.parametrize(
     "operations",
     [
-        ["observe", "import", "import loop", "replace", "apply"],
+        ["observe", "import", "import loop", "step", "replace", "apply"],
         ["observe", "import loop", "decorate bare", "replace", "apply", "remove", "decorate", "apply"],
         ["decorate", "apply", "import loop", "observe", "remove"],
         ["observe", "replace", "apply", "import loop"],
