@@ -1,4 +1,5 @@
-"""All cases of the set of bugs from the field: faults and healthy pairs by topic, and three sets that were written down unseen."""
+"""All cases of the set of bugs from the field: faults and healthy pairs by topic, three sets that were written down unseen, and
+one in programs of model libraries."""
 
 from __future__ import annotations
 
@@ -21,6 +22,8 @@ from reported_bugs.faults import (
 from reported_bugs.faults.beside import Beside
 from reported_bugs.healthy import pairs
 from reported_bugs.healthy import watched as watched_healthy
+from reported_bugs.libraries import faults_of_language, faults_of_pictures, faults_of_preferences
+from reported_bugs.libraries import healthy as healthy_of_libraries
 from reported_bugs.unseen import (
     first_faults,
     first_healthy,
@@ -51,6 +54,9 @@ FAULTS: tuple[Fault, ...] = (
     *third_in_data.CASES,
     *third_in_updates.CASES,
     *third_in_layouts.CASES,
+    *faults_of_language.CASES,
+    *faults_of_pictures.CASES,
+    *faults_of_preferences.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *pairs.CASES,
@@ -61,5 +67,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *second.HEALTHY,
     *across.HEALTHY,
     *third_healthy.CASES,
+    *healthy_of_libraries.CASES,
 )
 BESIDE: tuple[Beside, ...] = (*beside.CASES, *beside.HEALTHY)

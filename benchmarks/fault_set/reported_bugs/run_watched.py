@@ -50,14 +50,14 @@ def _side(name: str, role: str) -> tuple[Setting, Plant]:
 def _train(name: str, role: str, where: Path) -> None:
     import torch
     import torch.distributed as dist
-    from reported_bugs.training import Program
+    from reported_bugs.runs import program_of
 
     setting, plant = _side(name, role)
     torch.set_num_threads(1)
     rank = int(os.environ.get("RANK", "0"))
     if setting.ranks > 1:
         dist.init_process_group("gloo")
-    program = Program(setting, rank)
+    program = program_of(setting, rank)
     plant(program)
     program.build()
     if setting.form == "trainer":

@@ -28,6 +28,18 @@ def nothing(_program: Program) -> None:
     """No fault."""
 
 
+def program_of(setting: Setting, rank: int = 0) -> Program:
+    """The program that trains a setting."""
+    from reported_bugs.libraries.programs import PROGRAMS
+
+    kind = PROGRAMS.get(setting.family, Program)
+    if setting.wrap.startswith("deepspeed"):
+        from reported_bugs.faults.in_deepspeed import DeepSpeedProgram
+
+        kind = DeepSpeedProgram
+    return kind(setting, rank)
+
+
 @cache
 def prepare(wrap: str, family: str) -> None:
     """Import what a training needs before processes are forked for it: a few seconds once instead of in each."""
@@ -37,7 +49,7 @@ def prepare(wrap: str, family: str) -> None:
     weight.grad = torch.zeros(1)
     torch.optim.AdamW([weight]).step()
     if family != "gpt":
-        Program(Setting(family)).build()
+        program_of(Setting(family)).build()
     if wrap.startswith("deepspeed"):
         from reported_bugs.faults import in_deepspeed
 
@@ -88,12 +100,7 @@ def _rank(rank: int, scratch: str, path: Path, setting: Setting, plant: Plant, l
     os.environ.update(RANK=str(rank), WORLD_SIZE=str(setting.ranks), LOCAL_RANK=str(rank), LOCAL_WORLD_SIZE=str(setting.ranks))
     if setting.ranks > 1:
         dist.init_process_group("gloo", init_method=f"file://{scratch}/init", rank=rank, world_size=setting.ranks)
-    kind: type[Program] = Program
-    if setting.wrap.startswith("deepspeed"):
-        from reported_bugs.faults.in_deepspeed import DeepSpeedProgram
-
-        kind = DeepSpeedProgram
-    program = kind(setting, rank)
+    program = program_of(setting, rank)
     plant(program)
     program.build()
     (_monitor if level == "monitor" else _dump)(program, path, level)

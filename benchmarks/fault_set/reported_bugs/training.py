@@ -68,10 +68,7 @@ class Program:
         changes = dict(s.changes)
         for change in self.configure:
             change(changes)
-        if s.family == "gpt":
-            self.model = GPT(Config(**changes))
-        else:
-            self.model = transformers_model(s.family, changes, s.attention)
+        self.model = self.make_model(changes)
         if s.dtype == "bf16":
             for parameter in self.model.parameters():
                 parameter.data = parameter.data.to(torch.bfloat16)  # buffers stay in float32, as those of rotary angles must
@@ -81,6 +78,11 @@ class Program:
         self.wrap()
         for finish in self.ready:
             finish(self)
+
+    def make_model(self, changes: dict[str, Any]) -> nn.Module:
+        if self.setting.family == "gpt":
+            return GPT(Config(**changes))
+        return transformers_model(self.setting.family, changes, self.setting.attention)
 
     def wrap(self) -> None:
         kind = self.setting.wrap

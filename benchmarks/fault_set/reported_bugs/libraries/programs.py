@@ -1,0 +1,23 @@
+"""Which program a family of models is trained by."""
+
+from __future__ import annotations
+
+from reported_bugs.libraries import language, pictures, preferences
+from reported_bugs.training import Program
+
+PROGRAMS: dict[str, type[Program]] = {
+    "bert": language.Bert,
+    "t5": language.T5,
+    "whisper": language.Whisper,
+    "gemma2": language.Gemma2,
+    "neox": language.NeoX,
+    "lora": language.Lora,
+    "vit": pictures.Vit,
+    "resnet": pictures.ResNet,
+    "clip": pictures.Clip,
+    "diffusion": pictures.Diffusion,
+    "vae": pictures.Vae,
+    "dpo": preferences.Dpo,
+    "reward": preferences.Reward,
+    "policy": preferences.Policy,
+}
