@@ -275,7 +275,7 @@ class StepLoop:
             if diagnosis.finding == findings.NONE:
                 later = self._first.step > self.looked[0]
                 why = first_difference.behind_unseen_update if later else first_difference.begin_otherwise
-                diagnosis.problems += why(self._first, before)
+                diagnosis.problems += [*why(self._first, before), *first_difference.behind_unseen_loss(self._first, before)]
         if self._exact and diagnosis.finding == findings.NONE:
             self._count_every_bit()
         walkers = before.different().walkers.values()

@@ -224,6 +224,18 @@ def test_who_made_a_tensor(tmp_path: Path) -> None:
     assert made == {"same": 0, "turned": 0, "other": None, "longer": None}
 
 
+def test_constants_belong_together_by_their_numbers(tmp_path: Path) -> None:
+    """One side makes one of several of one shape (another micro batch makes only some of them again)."""
+
+    def records(*values: float) -> dict[str, Any]:
+        made = {"input_args": [], "input_kwargs": {}}
+        return {f"Torch.tensor.{k}.forward": {**made, "output": [tensor(3, value=value)]} for k, value in enumerate(values)}
+
+    a, b = side(tmp_path / "a", records(2.0, 3.0)), side(tmp_path / "b", records(1.0, 2.0, 4.0, 3.0))
+    found = match_structure(a, b).pairs
+    assert found == [(0, 1), (1, 3)]
+
+
 def test_a_module_of_another_class_at_the_same_place(tmp_path: Path) -> None:
     """A norm that was replaced by a fused one belongs to it, call by call, and what is called in both does, too; a module that takes in
     tensors of another shape does not."""

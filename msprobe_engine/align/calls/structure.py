@@ -10,13 +10,14 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Hashable, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 from msprobe_engine.align.calls import pieces, reordered, strangers
 from msprobe_engine.align.calls.call_pairs import CallPairs
-from msprobe_engine.align.calls.call_tree import ROOT, Tree
+from msprobe_engine.align.calls.call_tree import ROOT, Tree, calls_function
 from msprobe_engine.align.calls.longest_common import align, gaps
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
-from msprobe_engine.measure import dump_dialects
+from msprobe_engine.measure import distances, dump_dialects
 
 ADDING = ("add_", "__iadd__")
 """Calls that accumulate gradients in the backward pass."""
@@ -128,9 +129,9 @@ class Matcher(CallPairs):
         return moved
 
     def _keys(self, tree: Tree, ops: Sequence[int], level: int) -> list[int]:
-        """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from; 1: call and shapes;
-        2: call; 3: a module that the other side has no namesake of, by class, direction, shapes of its results and the calls right inside
-        of it. What the backward pass makes again
+        """What must agree for two calls to be matched. Level 0: call, shapes, kinds of the calls its inputs come from (not of single
+        numbers, which others have by chance), the numbers of a constant; 1: call and shapes; 2: call; 3: a module that the other side has
+        no namesake of, by class, direction, shapes of its results and the calls right inside of it. What the backward pass makes again
         belongs to what it makes again on the other side."""
         number, forms, repeats = self._numbers, self.forms[tree is self.golden], self._repeats[tree is self.golden]
         keys = []
@@ -151,9 +152,13 @@ class Matcher(CallPairs):
                 update = op > tree.last_backward  # a weight has the numbers of what it was cast to on the way forward
                 sources = tuple(
                     "" if source is None or (update and source < tree.first_backward) else tree.kinds[source][-1]
-                    for source in (tree.producers.get(row) for row in tree.side.rows(op) if tree.side.role[row] == INPUT)
+                    for source in (
+                        None if _is_single(tree.side.shape[row]) else tree.producers.get(row)
+                        for row in tree.side.rows(op)
+                        if tree.side.role[row] == INPUT
+                    )
                 )
-                key = (level, tree.relative(op, tree.parents[op]), forms[op], sources)
+                key = (level, tree.relative(op, tree.parents[op]), forms[op], sources, _constant(tree, op))
             keys.append(number.setdefault((key, op in repeats), len(number)))
         return keys
 
@@ -326,6 +331,18 @@ def _find_gradient_accumulations(tree: Tree) -> dict[tuple[int, int], int]:
             if place >= 0:
                 accumulations.setdefault((source, place), op)
     return accumulations
+
+
+def _constant(tree: Tree, op: int) -> tuple[bytes, ...]:
+    """The numbers that a function gives out which takes in nothing: it makes several of one shape."""
+    side = tree.side
+    if not calls_function(tree.kinds[op]) or not tree.makes_of_numbers(op):
+        return ()
+    return tuple(side.stats[row].tobytes() for row in side.rows(op) if side.role[row] == OUTPUT)
+
+
+def _is_single(shape: Any) -> bool:
+    return isinstance(shape, list) and distances.elements(shape) == 1
 
 
 def _gives(side: DumpTable, op: int) -> bool:

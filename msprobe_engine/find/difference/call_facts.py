@@ -24,7 +24,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.collective_record import group_of, reduction_of
-from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
+from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import dump_dialects, factorize, roundoff
 from msprobe_engine.measure.distances import Distances, of_other_precision
 
@@ -89,6 +89,8 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         & ~(target_again & (target_flags == 0))
         & ~(golden_again & (golden_flags == 0)),
     }
+    if differ[GRAD_FLAG].any() and _gradients_alike(walker):
+        differ[GRAD_FLAG][:] = False
     for kind, where in differ.items():
         where[walker.so_far] = False
         for pair in np.flatnonzero(where).tolist():
@@ -96,6 +98,20 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
             if kind == GRAD_FLAG and walker.is_without_graph(side.op[row], golden.op[golden_row]):
                 continue
             yield _origin(side.op[row], golden.op[golden_row], kind, row, golden_row), _why(kind, side, row, golden, golden_row)
+
+
+def _gradients_alike(walker: DifferenceWalk) -> bool:
+    """The same parameters require a gradient and have one in both runs: whatever else requires one (a constant of a module under
+    recomputation) trains nothing. False where no gradient of a parameter was recorded."""
+    side, golden = walker.side, walker.golden.side
+    have = [{name for name, role in zip(table.name, table.role) if role == PARAMETERS_GRAD} for table in (side, golden)]
+    target_rows, golden_rows = factorize.columns(walker.rows)
+    held = (pair for pair, row in enumerate(target_rows.tolist()) if side.role[row] == PARAMETERS)
+    return (
+        bool(have[0])
+        and have[0] == have[1]
+        and all(side.requires_grad[target_rows[pair]] == golden.requires_grad[golden_rows[pair]] for pair in held)
+    )
 
 
 def _masks(walker: DifferenceWalk) -> Bools:

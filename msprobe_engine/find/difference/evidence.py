@@ -118,7 +118,7 @@ class LargestAccepted:
         for rank, walk in divergence.walks.items():
             self._unjudged += walk.unjudged
             calls = any(len(kind) == 3 for kind in divergence.walkers[rank].target.kinds)
-            blind = walk.unjudged if calls or walk.blurred <= _BLIND * walk.compared else walk.blurred
+            blind = walk.unjudged - walk.cancelled if calls or walk.blurred <= _BLIND * walk.compared else walk.blurred
             if self._blind is None and blind:
                 template = (
                     "from step {0} on no fault can be told from round-off: {1} of {2} records of rank {3} may differ by as much as they are"

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import numpy as np
 import numpy.typing as npt
 
@@ -13,7 +15,7 @@ from msprobe_engine.find.difference.origin import PARAMETER, RESULT, TAKEN, Diff
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD
-from msprobe_engine.measure import factorize, roundoff
+from msprobe_engine.measure import distances, factorize, roundoff
 from msprobe_engine.measure.segments import SegmentReduce
 
 
@@ -48,6 +50,34 @@ def behind_unseen_update(first: Suspect, divergence: Divergence) -> list[str]:
     template = (
         "parameters differ from step {0} on, though all before was the same to the last bit: other settings of the optimizer or"
         " another kernel of it; at level mix its calls are recorded and tell"
+    )
+    return [Sentence(template, first.step)]
+
+
+def behind_unseen_loss(first: Suspect, divergence: Divergence) -> list[str]:
+    """That nobody can tell what has made another gradient of the same results, in runs of one layout that record no calls of functions:
+    code around the modules (the loss) has no record, and is taken to round a few times. One that computes the same, from the same bits, in
+    another way rounds its result once more.
+
+    Args:
+        first: where the runs begin to differ; all before is the same to the last bit.
+        divergence: the last step.
+    """
+    kinds = (kind for walker in divergence.different().walkers.values() for kind in walker.target.kinds)
+    numbers, golden = (first.numbers.get(side, {}) for side in ("target", "golden"))
+    if first.kind != TAKEN or divergence.wholes or ".backward." not in first.record or any(len(kind) == 3 for kind in kinds):
+        return []
+    count, norm, unit = distances.elements(golden.get("shape")), golden.get("Norm"), roundoff.eps(golden.get("dtype")) / 2
+    if not isinstance(norm, float) or not 0.0 < norm < math.inf or not unit or golden.get("dtype") != numbers.get("dtype"):
+        return []
+    allowed = roundoff.FORWARD * roundoff.fresh(unit) / math.sqrt(max(count, 1)) + roundoff.FLOOR
+    of_norm = abs(numbers["Norm"] - norm) / norm
+    of_mean = abs(numbers["Mean"] - golden["Mean"]) * math.sqrt(count) / norm
+    if not max(of_norm, of_mean) > allowed:
+        return []
+    template = (
+        "the gradient that comes out of the loss differs from step {0} on, though all before was the same to the last bit: another loss,"
+        " or another way to compute it; at level mix its calls are recorded and tell"
     )
     return [Sentence(template, first.step)]
 

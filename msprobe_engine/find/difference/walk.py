@@ -51,6 +51,7 @@ class Walk:
         compared: records whose outputs could be compared.
         largest: largest accepted distance: what round-off amounted to; largest_at: the pair of rows, -1 for none.
         unjudged: records that are round-off themselves, and differ by so much that no fault can be told from it.
+        cancelled: those of them that are gradients which come to nothing, or were made of one: they have no number that could be wrong.
         blurred: records whose noise is as large, whatever they differ by.
         least: of each result that round-off may move, the smallest factor (beyond 1) that is told from it (`noise.notes`).
         end: noise of the last records.
@@ -63,6 +64,7 @@ class Walk:
     largest: float = 0.0
     largest_at: int = -1
     unjudged: int = 0
+    cancelled: int = 0
     blurred: int = 0
     least: Floats = field(default_factory=lambda: np.zeros(0))
     end: Noise = NONE
@@ -140,6 +142,7 @@ class DifferenceWalk(PairedRank):
                 result.differing += 1
             elif given and not carried.judged[worst]:
                 result.unjudged += 1
+                result.cancelled += self._comes_to_nothing(position, worst)
             elif result.largest < given < np.inf:
                 result.largest, result.largest_at = given, worst
             made[op] = max(made[op], given, records.excused[position])
@@ -260,6 +263,13 @@ class DifferenceWalk(PairedRank):
             kind = GRADIENT if side.role[self.rows[worst_out][0]] == PARAMETERS_GRAD else RESULT
             return self._origin(op, golden_op, kind, worst_out, inside)
         return aside
+
+    def _comes_to_nothing(self, position: int, worst: int) -> bool:
+        """A result is a gradient whose terms cancel, or was made of one: of a tensor of as many elements that is one."""
+        shape, excused = self.side.shape, self.cancelled.excused
+        made = shape[self.rows[worst][0]]
+        span = range(self.starts[position], self.starts[position + 1])
+        return any(excused[pair] and shape[self.rows[pair][0]] == made for pair in (worst, *span))
 
     def _worst(self, span: range, given: bool) -> int:
         """The pair of rows that is most off, of what comes out or of the tensors that go in; -1: nothing is."""

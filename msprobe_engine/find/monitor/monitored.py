@@ -25,7 +25,14 @@ from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import Number, every_series, paired_numbers
 from msprobe_engine.find.monitor.one_run import never_there
-from msprobe_engine.find.monitor.other_batches import leave_out_unequal, losses_over_ranks, not_comparable, ranks_of_one_side
+from msprobe_engine.find.monitor.other_batches import (
+    calls_cut_otherwise,
+    leave_out_unequal,
+    losses_over_ranks,
+    not_comparable,
+    ranks_of_one_side,
+    without_call,
+)
 from msprobe_engine.find.monitor.other_scale import without_scale
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
@@ -124,10 +131,12 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     cut = cut_otherwise(target, golden, apart)
     apart |= cut.families
     unlike = of_other_form(target, golden) | cut.tensors
+    calls, said_calls = calls_cut_otherwise(target, golden) if not apart else (set(), [])
     items = [
         item
         for item in items
         if item.family not in apart and (item.rank, item.family, item.key) not in unlike and item.key.name not in cut.totals
+        if not item.family.startswith("actv") or (item.rank, without_call(item.key.name)) not in calls
     ]
     if not items:
         why = [*missing_parts(target), *missing_parts(golden)] or ["is it the same training?"]
@@ -165,17 +174,25 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         said_apart = []
         diagnosis.evidence.append(Sentence("Each rank has the loss of its own part of the batch: the mean over the ranks was compared."))
     shapes, types, computed = other_kinds(target, golden, cut.tensors)
-    shapes = [number for number in shapes if number.record.partition("/")[0] not in apart]
+    families_and_names = ((number, *number.record.partition("/")[::2]) for number in shapes)
+    shapes = [number for number, family, name in families_and_names if family not in apart and (number.rank, name) not in calls]
     # what one run has no number of, and what was changed before a step begins, comes before all that differs in the step
     for finding, suspects in (
-        (findings.STRUCTURE, sorted([*never_there(target, golden), *shapes], key=lambda number: number.step)),
+        (findings.STRUCTURE, sorted([*never_there(target, golden, apart, calls), *shapes], key=lambda number: number.step)),
         (findings.DIVERGENCE, changed_between(target, golden)),
     ):
         first = diagnosis.first_suspect
         if suspects and (first is None or suspects[0].step <= first.step):
             diagnosis.finding, diagnosis.suspects = finding, [*suspects, *diagnosis.suspects][:MOST_SUSPECTS]
     diagnosis.evidence += types
-    diagnosis.problems = [*missing_parts(target), *missing_parts(golden), *steps_on_one_side(target, golden), *said_apart, *cut.said]
+    diagnosis.problems = [
+        *missing_parts(target),
+        *missing_parts(golden),
+        *steps_on_one_side(target, golden),
+        *said_apart,
+        *cut.said,
+        *said_calls,
+    ]
     diagnosis.remarks = [
         *(said for of_runs in (still_running, other_runs) for run in (target, golden) for said in of_runs(run)),
         *began_later(target, golden),

@@ -3,20 +3,26 @@ is in no optimizer no update. That is a difference of the runs, and no loss of s
 
 from __future__ import annotations
 
+import re
 from collections.abc import Collection
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.monitor.number_pairs import given_besides
+from msprobe_engine.find.monitor.other_batches import without_call
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key, Series, steps_of
 
 _CHOICE = ("targets", "activation_targets")
 """Settings of the monitor that choose tensors."""
+
+
+_TENSOR = re.compile(r"[.:](?:input|output)(?:[._][^ ]*)?$")
 
 
 @dataclass
@@ -35,23 +41,32 @@ class _Alone:
     families: list[str]
 
 
-def never_there(target: Run, golden: Run) -> list[Suspect]:
+def never_there(target: Run, golden: Run, apart: Collection[str] = (), cut: Collection[tuple[int, str]] = ()) -> list[Suspect]:
     """What one run has and the other has not on any rank, the earliest step first. Nothing where the runs have other ranks or monitor other
-    tensors, or where both have some of their own: these may bear other names."""
+    tensors, or where both have some of their own: these may bear other names.
+
+    Args:
+        target, golden: the runs.
+        apart: families that cannot be compared.
+        cut: (rank, activation) of calls that cannot.
+    """
     if set(target.ranks) != set(golden.ranks) or any(_choice(target, rank) != _choice(golden, rank) for rank in target.ranks):
         return []
     alone_by_name: dict[tuple[int, str], _Alone] = {}
     known = [_everywhere(run) for run in (target, golden)]
     for rank in sorted(target.ranks):
         for family in target.families(rank):
-            if family not in golden.families(rank):
+            if family not in golden.families(rank) or family in apart:
                 continue
             names_of_sides = [
                 _always(*runs, rank, family, others) for runs, others in (((target, golden), known[1]), ((golden, target), known[0]))
             ]
             if (names_of_sides[0] and names_of_sides[1]) or _is_closed(golden if names_of_sides[0] else target, rank, family):
                 continue
+            closed = _closed_modules(golden if names_of_sides[0] else target, rank, family)
             for name, step in (names_of_sides[0] or names_of_sides[1]).items():
+                if (rank, without_call(name)) in cut or _is_inside(module_of_activation(name), closed):
+                    continue
                 alone = alone_by_name.setdefault((rank, name), _Alone(step, rank, name, bool(names_of_sides[0]), []))
                 alone.step = min(alone.step, step)
                 alone.families.append(family)
@@ -61,6 +76,24 @@ def never_there(target: Run, golden: Run) -> list[Suspect]:
 def _is_closed(run: Run, rank: int, family: str) -> bool:
     """Of activations a run has those of the whole model and no others: it was compiled, and what is in it is not called one by one."""
     return family.startswith("actv") and all(key.name.startswith(".") for key in _series(run, rank, family))
+
+
+def module_of_activation(name: str) -> str:
+    """``layers.0.act`` of ``layers.0.act.output_1 #2``."""
+    return _TENSOR.sub("", without_call(name))
+
+
+def _closed_modules(run: Run, rank: int, family: str) -> frozenset[str]:
+    """Modules of which a run has activations, and none of any module in them: they are the innermost ones, or were compiled."""
+    if not family.startswith("actv"):
+        return frozenset()
+    modules = {module_of_activation(key.name) for key in _series(run, rank, family)}
+    around = {path for module in modules for path in accumulate(module.split("."), "{0}.{1}".format) if path != module}
+    return frozenset(modules - around - {""})
+
+
+def _is_inside(module: str, closed: Collection[str]) -> bool:
+    return any(path in closed for path in accumulate(module.split("."), "{0}.{1}".format) if path != module)
 
 
 def _always(run: Run, other: Run, rank: int, family: str, others: Collection[tuple[str, str]]) -> dict[str, int]:

@@ -4,6 +4,7 @@ whole batch can."""
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Set
 from functools import reduce
 
@@ -40,6 +41,36 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
     first = next(count[2] for count in counts if count[2])
     template = "the runs cut the batch in other ways, so that {0} cannot be compared: {1} of {2} activations have another shape ({3})"
     return frozenset(not_compared), [Sentence(template, ", ".join(not_compared), f"{other:,}", f"{both:,}", first)]
+
+
+def without_call(name: str) -> str:
+    """The name of an activation without the number of the call (``act.input #2``)."""
+    return name.partition(" #")[0]
+
+
+def calls_cut_otherwise(target: Run, golden: Run) -> tuple[set[tuple[int, str]], list[str]]:
+    """(rank, activation) of modules that one run calls once and the other one part by part (experts: all tokens at once, or those of each
+    expert), and what is to be said of them: another number of calls in a step, with tensors of other shapes."""
+    cut: set[tuple[int, str]] = set()
+    for rank in set(target.ranks) & set(golden.ranks):
+        if "actv" not in target.families(rank) or "actv" not in golden.families(rank):
+            continue
+        counts = [Counter(without_call(key.name) for key in _keys(run, rank)) for run in (target, golden)]
+        shapes: list[dict[str, set[str]]] = [{}, {}]
+        for of_run, run in zip(shapes, (target, golden)):
+            for key, kinds in run.kinds(rank, "actv").items():
+                of_run.setdefault(key.name, set()).update(kind.shape for kind in kinds)
+        for name in counts[0].keys() & counts[1].keys():
+            if counts[0][name] != counts[1][name] and not shapes[0].get(name, set()) & shapes[1].get(name, set()):
+                cut.add((rank, name))
+    if not cut:
+        return cut, []
+    template = "{0} activations are of calls that the runs cut in other ways, so that they cannot be compared, the first is {1}"
+    return cut, [Sentence(template, f"{len(cut):,}", f"actv/{min(name for _, name in cut)}")]
+
+
+def _keys(run: Run, rank: int) -> set[Key]:
+    return next((set(run.series(rank, "actv", op)) for op in run.ops(rank, "actv")[:1]), set())
 
 
 def losses_over_ranks(target: Run, golden: Run) -> list[Number]:

@@ -16,6 +16,10 @@ would leave nothing of a bias to judge. An optimizer moves such a bias, which be
 to a fifth of itself in 16 bits. What one number is allowed in this way says nothing of others of its kind.
 
 The loss is a mean over tokens, each of which has the round-off of a unit in the last place, so that the loss of few tokens has more of it.
+A loss that is something else (of preferences, of rewards) may be made of sums that cancel. In 16 bits the gradient of each activation says
+by how much the loss moves when its elements are rounded; that is taken where it is more, and no more of it than of a gradient.
+The norm of a parameter in 16 bits moves by what some of its elements are rounded to, the more the fewer there are. A parameter that begins
+at zero is nothing but its updates.
 Where one run keeps the states of its optimizer in 16 bits and the other one in float32, updates that are less than half a unit of a
 parameter are lost in one of them: what a parameter was moved by so far tells nothing.
 """
@@ -75,6 +79,9 @@ _IN_COMMON, _OF_ELEMENTS = 0.25, 100.0
 """Half units by which the norm of an activation may move: four times what healthy pairs show, of what its elements have in common, and of
 each element by itself."""
 
+_OF_PARAMETERS, _OF_THE_LOSS = 4.0, 4.0
+"""Half units by which elements of a parameter may be apart, and standard deviations of what rounding of activations does to the loss."""
+
 _PARAMETERS = ("param_origin", "param_updated")
 _STATES = ("exp_avg", "opt_state")
 _RATES = ("learning_rate", "lr")
@@ -98,6 +105,16 @@ class SeriesNoise:
             (rank, key): kinds for any_run in (run, other) for rank in any_run.ranks for key, kinds in _activations(any_run, rank).items()
         }
         self._elements = {place: min((kind.elements for kind in kinds if kind.shape), default=0) for place, kinds in self._types.items()}
+        self._of_parameters = {
+            (rank, key.name): min((kind.elements for kind in kinds if kind.shape and _is_short(kind.dtype)), default=0)
+            for any_run in (run, other)
+            for rank in any_run.ranks
+            for family in _PARAMETERS
+            if family in any_run.families(rank)
+            for key, kinds in any_run.kinds(rank, family).items()
+        }
+        self._from_zero: set[tuple[int, str]] = set()  # parameters
+        self._of_loss: dict[int, float] = {}  # rank -> what rounding of activations may move its loss by, in this step
         self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
         self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(any_run) for any_run in (run, other))) else 0.0
         self._moved_before: dict[tuple[int, str], float] = {}  # when the step begins
@@ -121,6 +138,11 @@ class SeriesNoise:
         first = max(floor.first, self._of_tokens if kind == _LOSS else 0.0)
         if item.family == "actv":
             first = self._of_activation(item, first, few)
+        if kind == _LOSS:
+            most = self._floors[_GRADIENT].first
+            first = max(first, min(most, self._of_loss.get(item.rank, 0.0) / max(abs(item.target), abs(item.golden), item.size)))
+        elif kind == _PARAMETER and item.family in _PARAMETERS and (size := self._of_parameters.get((item.rank, item.key.name), 0)):
+            first = max(first, _OF_PARAMETERS * self._unit / math.sqrt(size))
         allowed = first + floor.per_step * steps
         if self._moved is not None and kind == _PARAMETER:
             moved = self._moved_before if item.family == _PARAMETERS[0] else self._moved
@@ -165,6 +187,10 @@ class SeriesNoise:
         items = list(items)
         self._sizes.clear()
         self._see_updates(items)
+        self._see_rounding(items)
+        if self._first is None:
+            origins = (item for item in items if item.family == _PARAMETERS[0] and item.op == "norm")
+            self._from_zero |= {(item.rank, item.key.name) for item in origins if not item.target and not item.golden}
         self._see_activations(items if self._first is None else ())
         for item in items:
             if item.family.startswith("grad") and item.distance < math.inf:
@@ -194,12 +220,28 @@ class SeriesNoise:
                 part = rates[item.rank] * max(item.target, item.golden) / sizes[place]
                 self._moved[place] = self._moved.get(place, 0.0) + part
 
+    def _see_rounding(self, items: Sequence[Number]) -> None:
+        """By how much the loss of each rank moves when each element of each activation in 16 bits is rounded by itself."""
+        self._of_loss.clear()
+        if self._floors is not _SHORT:
+            return
+        norms = {(item.rank, item.key): item.golden for item in items if item.family == "actv" and item.op == "norm"}
+        squares: dict[int, float] = {}
+        for item in items:
+            place = item.rank, item.key
+            if item.family != "actv_grad" or item.op != "norm" or place not in norms or "output" not in item.key.name:
+                continue
+            if any(_is_short(kind.dtype) for kind in self._types.get(place, ())) and (size := self._elements.get(place, 0)):
+                moved = self._unit * norms[place] * item.golden
+                squares[item.rank] = squares.get(item.rank, 0.0) + (moved * moved / size if math.isfinite(moved) else 0.0)
+        self._of_loss = {rank: _OF_THE_LOSS * math.sqrt(square) for rank, square in squares.items()}
+
     def _see_activations(self, items: Iterable[Number]) -> None:
         self._wide.clear()
         short: set[int] = set()
         for item in sorted((item for item in items if item.family == "actv"), key=lambda item: item.order):
             types = {kind.dtype for kind in self._types.get((item.rank, item.key), ())}
-            if not types or any(FLOATS[name].eps > 2.0**-20 for name in types if name in FLOATS):
+            if not types or any(map(_is_short, types)):
                 short.add(item.rank)
             if item.rank not in short and "input" in item.key.name and types & FLOATS.keys():
                 self._wide.add(item)
@@ -212,7 +254,8 @@ class SeriesNoise:
             self._largest[key] = max(self._largest.get(key, 0.0), item.distance)
 
     def _is_made_of_gradients(self, item: Number) -> bool:
-        return item.family in ("update", "ratio", "exp_avg", "exp_avg_sq") or self._kind(item) == _BIAS
+        made = item.family in ("update", "ratio", "exp_avg", "exp_avg_sq") or self._kind(item) == _BIAS
+        return made or (item.family in _PARAMETERS and (item.rank, item.key.name) in self._from_zero)
 
     @staticmethod
     def _kind(item: Number) -> str:
@@ -233,6 +276,10 @@ def _unit(run: Run) -> float:
     for rank in run.ranks[:1]:
         names |= set(types) if isinstance(types := run.info(rank).get("computed_in"), Mapping) else set()
     return max((FLOATS[name].eps / 2 for name in names if name in FLOATS), default=0.0)
+
+
+def _is_short(dtype: str) -> bool:
+    return dtype in FLOATS and FLOATS[dtype].eps > 2.0**-20
 
 
 def _tokens(run: Run) -> int:

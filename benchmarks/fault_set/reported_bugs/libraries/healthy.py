@@ -8,10 +8,9 @@ from typing import Any
 
 import torch
 from reported_bugs.case import Healthy, Plant, every, nothing, when_ready
-from reported_bugs.libraries.faults_of_language import BERT, GEMMA, LORA, NEOX, T5, TRAINED, WHISPER, parameters_of_adafactor, replaced
+from reported_bugs.libraries.faults_of_language import BERT, GEMMA, LORA, NEOX, T5, WHISPER, parameters_of_adafactor, replaced
 from reported_bugs.libraries.faults_of_pictures import CLIP, DIFFUSION, FROZEN, PAIR, RESNET, VAE, VIT, mixed
 from reported_bugs.libraries.faults_of_preferences import DPO, DROPPED, POLICY, REWARD
-from reported_bugs.libraries.language import Adapter
 from reported_bugs.training import Batch, Program, Setting
 from reported_bugs.unseen.second import named
 from torch import Tensor, nn
@@ -25,8 +24,10 @@ def pair(name: str, setting: Setting, other: Setting, plant: Plant = nothing, le
 
 
 def alone(name: str, setting: Setting, levels: tuple[str, ...], plant: Plant = nothing) -> Healthy:
-    steps = 3 if "mix" in levels else 32
-    return Healthy(f"one run: {name}", replace(setting, steps=steps), None, plant, levels)
+    """Watched runs have float32 weights: norms that begin at one do not move in 16 bits, and the monitor says so."""
+    dumped = "mix" in levels
+    own = replace(setting, steps=3) if dumped else replace(setting, steps=32, dtype="amp")
+    return Healthy(f"one run: {name}", own, None, plant, levels)
 
 
 def recomputed(program: Program) -> None:
@@ -61,27 +62,6 @@ def other_experts(program: Program) -> None:
 
 def eager_experts(program: Program) -> None:
     program.model.set_experts_implementation("eager")
-
-
-def merged(model: Any) -> None:
-    """The adapters are in the weights, and their modules are gone."""
-    for layer in model.model.layers:
-        for name in ("q_proj", "v_proj"):
-            adapter: Adapter = getattr(layer.self_attn, name)
-            adapter.base_layer.weight.data.add_((adapter.lora_B.weight @ adapter.lora_A.weight) * adapter.scaling)
-            setattr(layer.self_attn, name, adapter.base_layer)
-
-
-def head_only(model: Any) -> None:
-    for name, weight in model.named_parameters():
-        weight.requires_grad_("norm" in name)
-
-
-def learns_head(*edits: Any) -> Plant:
-    def plant(program: Program) -> None:
-        program.change_model.extend([head_only, *edits])
-
-    return named(plant, "head only")
 
 
 def average_of_torch(program: Any) -> None:
@@ -155,14 +135,6 @@ CASES = (
         golden=named(when_ready(eager_experts), "eager"),
     ),
     pair("lora, two micro batches for one", LORA, replace(LORA, micro=2), levels=EVERY),
-    pair(
-        "lora, merged, fp32",
-        replace(TRAINED, dtype="fp32"),
-        replace(TRAINED, dtype="fp32"),
-        learns_head(merged),
-        levels=BOTH,
-        golden=learns_head(),
-    ),
     pair(
         "vit, micro batches in another order",
         replace(VIT, micro=4),

@@ -44,6 +44,19 @@ def coarsest(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> fl
     return largest
 
 
+def rounds(tree: Tree, row: int, alone: Collection[int], depth: int = 0) -> bool:
+    """May what this side alone does to the elements of a row have rounded them? Calls that move elements, from a type to the same one, do
+    not; of what no record gave out, nothing is known of its way."""
+    side, op = tree.side, tree.producers.get(row)
+    if op is None or op not in alone:
+        return False
+    if depth >= MOST or len(tree.kinds[op]) != 3 or tree.kinds[op][-1] not in MOVES:
+        return True
+    taken = [other for other in side.rows(op) if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0]
+    unit = roundoff.eps(side.dtype[row])
+    return any(roundoff.eps(side.dtype[other]) != unit or rounds(tree, other, alone, depth + 1) for other in taken)
+
+
 def leads_to(tree: Tree, users: Mapping[int, Sequence[int]], op: int, alone: Collection[int], numbers: Floats) -> set[int]:
     """The calls that make these numbers of what a record gives, where this side alone makes all that take it in; else none. In the backward
     pass calls of both sides that only move elements are passed through.

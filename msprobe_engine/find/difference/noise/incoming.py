@@ -75,7 +75,7 @@ class IncomingNoise(NoiseNotes):
             if not walker.measured.argument[pair] and walker.measured.distance[pair]:
                 self._exact_input(pair, row)
             return None
-        made = None if self._is_parameter_alone(pair) else self._find_producer_noise(row, self._came_through(pair))
+        made = None if self._is_parameter_alone(pair) else self._find_producer_noise(row, self._rounded_on_the_way(pair))
         if made is not None and (left := self._beside_factor(pair)) is not None:
             made = left, left
         if made is None or walker.target.producers.get(row) in walker.extra:
@@ -204,6 +204,14 @@ class IncomingNoise(NoiseNotes):
         if known is None:
             known = self._units[pair] = max(self.seen.unit[pair], self._coarsest_before(pair))
         return known
+
+    def _rounded_on_the_way(self, pair: int) -> float:
+        """The same, 0 where one side alone has moved what comes in (cloned, viewed) and nothing on its way rounds."""
+        walker = self._walker
+        (row, golden_row), (target, golden) = walker.rows[pair], (walker.target, walker.golden)
+        by_one = target.producers.get(row) in walker.extra
+        rounds = not by_one or bridges.rounds(target, row, walker.extra) or bridges.rounds(golden, golden_row, walker.missing)
+        return self._came_through(pair) if rounds else 0.0
 
     def _coarsest_before(self, pair: int) -> float:
         walker = self._walker

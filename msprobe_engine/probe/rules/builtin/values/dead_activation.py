@@ -25,8 +25,8 @@ class DeadActivationArgs(LastingArgs):
 
 
 class DeadActivationRule(LastingRule[DeadActivationArgs]):
-    """Warnings for outputs of modules (floating point, family ``actv``) whose share of exact zeros is `threshold` or more. Inputs are
-    not looked at: masks and padding are zeros on purpose."""
+    """Warnings for outputs of modules (floating point, family ``actv``) whose share of exact zeros is `threshold` or more. Inputs,
+    and outputs that require no gradient, are not looked at: masks, padding and constants are zeros on purpose."""
 
     name = "dead_activation"
     fires = "an output is (almost) all exact zeros for `patience` monitored steps"
@@ -41,8 +41,9 @@ class DeadActivationRule(LastingRule[DeadActivationArgs]):
     def _key(self, sample: Sample) -> str | None:
         if sample.family != "actv" or not _OUTPUT.search(sample.name) or self.left_out(sample.name):
             return None
-        if "float" not in sample.ref.description.dtype:
-            return None
+        description = sample.ref.description
+        if "float" not in description.dtype or description.requires_grad is False:
+            return None  # constants that a module hands on (the bias of positions in T5) are zeros on purpose
         return f"{sample.vpp_stage} {sample.micro_step} {sample.name}"
 
     def check(self, frame: Frame) -> list[Alert]:
