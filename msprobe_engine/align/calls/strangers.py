@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
@@ -21,6 +22,20 @@ ROUNDED = 0.1
 
 _MUCH = 4
 """So many times as far."""
+
+
+def part_modules_of_parts(pairs: CallPairs) -> None:
+    """A module that one side calls once and the other one part by part (an activation of all experts' tokens, or of those of each): its
+    calls take in tensors of other shapes and are no partners, nor is what is called in them. What is made of their results is compared."""
+    counts = [Counter(kind for kind in tree.kinds if len(kind) == 4) for tree in (pairs.target, pairs.golden)]
+    target_forms, golden_forms = pairs.forms
+    parted: set[int] = set()
+    for i, j in sorted(pairs.found.items()):
+        kind = pairs.target.kinds[i]
+        of_parts = len(kind) == 4 and kind[0] == "forward" and kind == pairs.golden.kinds[j] and counts[0][kind] != counts[1][kind]
+        if (of_parts and target_forms[i] != golden_forms[j]) or pairs.target.parents[i] in parted:
+            parted.add(i)
+            pairs.drop_with_twins(i, j)
 
 
 def part_strangers(pairs: CallPairs) -> None:

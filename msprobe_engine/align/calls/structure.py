@@ -81,6 +81,7 @@ class Matcher(CallPairs):
         self._by_name()
         reordered.match_by_argument(self)
         pieces.part_pieces(self)
+        strangers.part_modules_of_parts(self)
         strangers.part_strangers(self)
         strangers.part_other_forms(self)
         strangers.part_between_strangers(self)

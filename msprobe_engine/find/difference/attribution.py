@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterator, Set
 
 from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import ACCUMULATIONS
 from msprobe_engine.find.difference.origin import (
@@ -101,7 +102,7 @@ def _of_layout(walker: PairedRank, row: int, source: int) -> bool:
     """A call that one of two layouts makes, and that has changed no number."""
     pair = walker.pair_of(row)
     unchanged = pair >= 0 and walker.carried.ratio[pair] <= 1
-    return not walker.one_layout and unchanged and _api(walker.side, source) not in _SHUFFLES
+    return not walker.one_layout and unchanged and not _shuffles(walker.side, source)
 
 
 def without_gradient(walker: PairedRank, origin: DifferenceOrigin) -> None:
@@ -153,13 +154,13 @@ def _attribute_to_rearrangement(walker: PairedRank, origin: DifferenceOrigin) ->
         if source is None or source in seen or _api(walker.side, source) is None:
             continue
         seen.add(source)
-        name = _api(walker.side, source)
+        shuffles = _shuffles(walker.side, source)
         near = far <= _FAR
         if source in walker.extra:
-            if name in _SHUFFLES or (near and _may_rearrange(walker, walker.target, source, origin.op)):
+            if shuffles or (near and _may_rearrange(walker, walker.target, source, origin.op)):
                 origin.op, origin.partner, origin.kind = source, -1, EXTRA
                 return
-        elif near or name in _SHUFFLES:
+        elif near or shuffles:
             arguments = (pair for pair in walker.span_of(source) if walker.measured.argument[pair])
             pair = next((pair for pair in arguments if walker.side.role[walker.rows[pair][0]] != OUTPUT), -1)
             if pair >= 0 and _hands_on(walker, source):
@@ -187,7 +188,7 @@ def lone_shuffle(walker: PairedRank, tree: Tree, calls: Set[int], op: int) -> in
     side = walker.side
     taken = {distances.elements(side.shape[row]) for row in side.rows(op) if side.role[row] == INPUT and row not in side.values}
     for call in sorted(calls):
-        if _api(tree.side, call) in _SHUFFLES:
+        if _shuffles(tree.side, call):
             given = {distances.elements(tree.side.shape[row]) for row in tree.side.rows(call) if tree.side.role[row] == OUTPUT}
             if given & taken - {0, 1}:
                 return call
@@ -196,7 +197,7 @@ def lone_shuffle(walker: PairedRank, tree: Tree, calls: Set[int], op: int) -> in
 
 def changes_places(walker: PairedRank, op: int) -> bool:
     """A call that is there to change the order of elements: another argument gives another order, which statistics do not show."""
-    return _api(walker.side, op) in _SHUFFLES
+    return _shuffles(walker.side, op)
 
 
 def _hands_on(walker: PairedRank, op: int) -> bool:
@@ -241,6 +242,15 @@ def _api(side: DumpTable, op: int) -> str | None:
     parts = side.ops[op].split(".")
     called = len(parts) >= 4 and parts[-1] == "forward" and parts[-2].isdecimal() and parts[0] not in ("Module", "Cell")
     return parts[-3] if called else None
+
+
+def _shuffles(side: DumpTable, op: int) -> bool:
+    """A call that is there to change the order of elements; an index that is a tensor of whole numbers (``x[order]``) does it, too."""
+    name = _api(side, op)
+    if name != "__getitem__":
+        return name in _SHUFFLES
+    taken = [row for row in side.rows(op) if side.role[row] == INPUT and row not in side.values]
+    return any(side.shape[row] and is_not_float(str(side.dtype[row])) and not is_bool(side.dtype[row]) for row in taken[1:])
 
 
 def _attribute_to_unused_collective(walker: PairedRank, origin: DifferenceOrigin, lost: int) -> None:
