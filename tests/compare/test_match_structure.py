@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.match import Matching, match
 from msprobe_engine.align.calls.structure import match_structure
+from msprobe_engine.align.parallel.micro_batches import count_reordered
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.read_table import read_side
 from msprobe_engine.formats.mapping_file import write_mapping
@@ -234,6 +235,35 @@ def test_constants_belong_together_by_their_numbers(tmp_path: Path) -> None:
     a, b = side(tmp_path / "a", records(2.0, 3.0)), side(tmp_path / "b", records(1.0, 2.0, 4.0, 3.0))
     found = match_structure(a, b).pairs
     assert found == [(0, 1), (1, 3)]
+
+
+def test_micro_batches_of_pictures_in_another_order(tmp_path: Path) -> None:
+    """A model that is given no integers: the numbers that it takes in say that the batches are the same, in another order."""
+
+    def records(*norms: float) -> dict[str, Any]:
+        made = ({"input_args": [tensor(2, 3, value=norm)], "input_kwargs": {}, "output": [tensor(2)]} for norm in norms)
+        return {f"Module.vit.ViT.forward.{k}": call_of_module for k, call_of_module in enumerate(made)}
+
+    golden = {0: side(tmp_path / "golden", records(1.0, 2.0))}
+    counts = [count_reordered({0: side(tmp_path / str(norms), records(*norms))}, golden) for norms in ((2.0, 1.0), (1.0, 2.0), (2.0, 3.0))]
+    assert counts == [2, 0, 0]
+
+
+def test_a_module_that_one_side_calls_part_by_part(tmp_path: Path) -> None:
+    """Its calls are no partners, nor are those of functions inside; those of one shape on both sides are."""
+
+    def records(module: str, *sizes: int) -> tuple[dict[str, Any], dict[str, str | None]]:
+        data: dict[str, Any] = {}
+        inside: dict[str, str | None] = {}
+        for k, size in enumerate(sizes):
+            name = f"Module.{module}.Act.forward.{k}"
+            data |= {f"Functional.silu.{k}.forward": call(size, out=size), name: call(size, out=size)}
+            inside |= {f"Functional.silu.{k}.forward": name, name: None}
+        return data, inside
+
+    whole, parts = side(tmp_path / "a", *records("act", 12)), side(tmp_path / "b", *records("act", 5, 7))
+    assert match_structure(whole, parts).pairs == []
+    assert len(match_structure(whole, side(tmp_path / "c", *records("act", 12, 12))).pairs) == 2
 
 
 def test_a_module_of_another_class_at_the_same_place(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ def part_modules_of_parts(pairs: CallPairs) -> None:
     counts = [Counter(kind for kind in tree.kinds if len(kind) == 4) for tree in (pairs.target, pairs.golden)]
     target_forms, golden_forms = pairs.forms
     parted: set[int] = set()
-    for i, j in sorted(pairs.found.items()):
+    for i, j in sorted(pairs.found.items(), reverse=True):  # a module ends behind the calls in it
         kind = pairs.target.kinds[i]
         of_parts = len(kind) == 4 and kind[0] == "forward" and kind == pairs.golden.kinds[j] and counts[0][kind] != counts[1][kind]
         if (of_parts and target_forms[i] != golden_forms[j]) or pairs.target.parents[i] in parted:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from array import array
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TypeVar
 
@@ -55,18 +55,25 @@ def cut_into_micro_batches(sides: Mapping[int, DumpTable], other: Mapping[int, D
 
 def count_reordered(sides: Mapping[int, DumpTable], other: Mapping[int, DumpTable]) -> int:
     """The number of micro batches of a step, if they are those of the other run in another order, as the integers say that a module takes
-    in (a function, where no modules were recorded); else 0."""
-    batches, other_batches = (_integers_taken_in(tables[min(tables)]) for tables in (sides, other))
+    in (a function, where no modules were recorded), or the numbers where no module is given integers (pictures); else 0."""
+    batches, other_batches = (_taken_in(tables[min(tables)]) for tables in (sides, other))
     return len(batches) if batches != other_batches and sorted(batches) == sorted(other_batches) else 0
 
 
-def _integers_taken_in(side: DumpTable) -> list[bytes]:
-    """Statistics of the integers that each call of the first module takes in that is given some; nothing where none is."""
-    tree, taken, first = Tree(side), list[bytes](), None
+def _taken_in(side: DumpTable) -> list[bytes]:
+    """Statistics of the integers that each call of the first module takes in that is given some; of numbers where none is; nothing where
+    there are no modules and no integers."""
+    tree = Tree(side)
+    return _taken_by_first(tree, is_not_float) or (_taken_by_first(tree, lambda _dtype: True) if tree.has_modules else [])
+
+
+def _taken_by_first(tree: Tree, counts: Callable[[str], bool]) -> list[bytes]:
+    """Of the first kind of calls that is given tensors of these types."""
+    side, taken, first = tree.side, list[bytes](), None
     for op, kind in enumerate(tree.kinds):
         if kind[0] != "forward" or (kind != first if first else tree.has_modules and len(kind) != 4):
             continue
-        rows = [row for row in tree.tensors_in(op) if is_not_float(str(side.dtype[row]))]
+        rows = [row for row in tree.tensors_in(op) if counts(str(side.dtype[row]))]
         if rows:
             first = kind
             taken.append(b"".join(side.stats[row].tobytes() for row in rows))

@@ -86,6 +86,7 @@ CASES = (
         r"drop|reference|scaled_dot|training",
         "huggingface/trl#744",
         BOTH,
+        coarse=COARSE,
     ),
     Fault(
         "dpo: reference is the model",
