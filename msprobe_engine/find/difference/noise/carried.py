@@ -48,6 +48,7 @@ class CarriedNoise(IncomingNoise):
             taken = [pair for pair in taken if not left_out.is_destination(walker, walker.rows[pair][0])]
         going_in = [self._going_in(pair, limit) for pair in taken]
         inputs, clean = ([operands[k] for operands in going_in if operands is not None] for k in (0, 1))
+        biases = [self._is_bias(pair) for pair, operands in zip(taken, going_in) if operands is not None] if api is None else []
         kept, kept_clean = self._behind(position, inputs, clean) if backward else ([], [])
         coarse = max(map(self._came_through, taken), default=0.0) if api in _KEEP_ELEMENTS and not backward else 0.0
         if not inputs and api is not None and backward:  # what came back was written into a view, and no record shows it
@@ -80,6 +81,8 @@ class CarriedNoise(IncomingNoise):
                 inputs, clean, kept, kept_clean = (
                     [_fill_in_size(one, result) for one in some] for some in (inputs, clean, kept, kept_clean)
                 )
+            if any(biases) and not backward:
+                inputs, clean = ([_added(one, result) if bias else one for one, bias in zip(some, biases)] for some in (inputs, clean))
             if api in traits.BY_INDEX and not backward and any(map(self._chosen_otherwise, taken)):
                 inputs, clean = ([*some, _of_others(result)] for some in (inputs, clean))
             carried = self._propagate_noise(api, backward, gradients, inputs, kept, result, inside, self._notes)
@@ -93,6 +96,11 @@ class CarriedNoise(IncomingNoise):
             self._judge(pair, api, limit, inputs, kept, carried, bare, inside)
             if gradients:
                 self._note_gradient(row)
+
+    def _is_bias(self, pair: int) -> bool:
+        """A parameter that a module adds to what it computes."""
+        row = self._walker.rows[pair][0]
+        return self._role[row] == PARAMETERS and self._walker.side.name[row].endswith(".bias")
 
     def _added_up(self, op: int, api: str | None, inputs: Sequence[Operand]) -> float:
         """Of so many tokens a loss is the sum; 1 of what is none."""
@@ -255,6 +263,12 @@ class CarriedNoise(IncomingNoise):
 def _of_others(result: Result) -> Operand:
     """Elements that have nothing to do with those of the other side."""
     return Operand(Noise(1.0, 1.0, result.rms), result.rms, 0.0, 1.0, result.size, result.size, result.unit)
+
+
+def _added(operand: Operand, result: Result) -> Operand:
+    """What is added has as much noise in the result as it has of its size."""
+    part, noise = min(1.0, operand.rms / result.rms), operand.noise
+    return operand._replace(noise=noise._replace(element=part * noise.element, whole=part * noise.whole), rms=result.rms)
 
 
 def _fill_in_size(operand: Operand, result: Result) -> Operand:
