@@ -89,7 +89,8 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
         & ~(target_again & (target_flags == 0))
         & ~(golden_again & (golden_flags == 0)),
     }
-    if differ[GRAD_FLAG].any() and _gradients_alike(walker):
+    recomputed = bool(walker.target.recomputed), bool(walker.golden.recomputed)
+    if differ[GRAD_FLAG].any() and recomputed[0] != recomputed[1] and _gradients_alike(walker):
         differ[GRAD_FLAG][:] = False
     for kind, where in differ.items():
         where[walker.so_far] = False
@@ -101,8 +102,8 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
 
 
 def _gradients_alike(walker: DifferenceWalk) -> bool:
-    """The same parameters require a gradient and have one in both runs: whatever else requires one (a constant of a module under
-    recomputation) trains nothing. False where no gradient of a parameter was recorded."""
+    """The same parameters require a gradient and have one in both runs: what else requires one because one of them recomputes (a constant
+    that a module makes so for the sake of it) trains nothing. False where no gradient of a parameter was recorded."""
     side, golden = walker.side, walker.golden.side
     have = [{name for name, role in zip(table.name, table.role) if role == PARAMETERS_GRAD} for table in (side, golden)]
     target_rows, golden_rows = factorize.columns(walker.rows)

@@ -220,6 +220,12 @@ def cause(origin: DifferenceOrigin, walker: DifferenceWalk) -> Sentence:
         if origin.kind == origins.EXTRA:
             return Sentence("only this run calls {0}", find_callee_name(record))
         return Sentence("only the golden run calls {0}", find_callee_name(record))
+    if origin.kind == origins.GRADLESS:
+        record, place = side.ops[origin.op], place_of(side, origin.row)
+        name = _parameter(walker, origin.row) or argument_name(record, place, stack_of(side, record))
+        if side.requires_grad[origin.row]:
+            return Sentence("{0} requires a gradient in this run alone", name)
+        return Sentence("{0} requires a gradient in the golden run alone", name)
     if origin.kind == origins.TAKEN and origin.row not in walker.target.producers and _is_integer(side.dtype[origin.row]):
         return Sentence("other samples, or another order of them: {0} holds other integers", place_of(side, origin.row))
     if origin.kind == origins.TAKEN and origin.op == side.op[origin.row]:
