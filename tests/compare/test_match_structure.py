@@ -254,16 +254,17 @@ def test_a_module_that_one_side_calls_part_by_part(tmp_path: Path) -> None:
 
     def records(module: str, *sizes: int) -> tuple[dict[str, Any], dict[str, str | None]]:
         data: dict[str, Any] = {}
-        inside: dict[str, str | None] = {}
+        block = "Module.block.Block.forward.0"
+        inside: dict[str, str | None] = {block: None}
         for k, size in enumerate(sizes):
             name = f"Module.{module}.Act.forward.{k}"
             data |= {f"Functional.silu.{k}.forward": call(size, out=size), name: call(size, out=size)}
-            inside |= {f"Functional.silu.{k}.forward": name, name: None}
-        return data, inside
+            inside |= {f"Functional.silu.{k}.forward": name, name: block}
+        return data | {block: call(12)}, inside
 
     whole, parts = side(tmp_path / "a", *records("act", 12)), side(tmp_path / "b", *records("act", 5, 7))
-    assert match_structure(whole, parts).pairs == []
-    assert len(match_structure(whole, side(tmp_path / "c", *records("act", 12, 12))).pairs) == 2
+    assert match_structure(whole, parts).pairs == [(2, 4)]
+    assert len(match_structure(whole, side(tmp_path / "c", *records("act", 12, 12))).pairs) == 3
 
 
 def test_a_module_of_another_class_at_the_same_place(tmp_path: Path) -> None:

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Collection, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from msprobe_engine.align.calls.call_pairs import CallPairs
-from msprobe_engine.align.calls.call_tree import Tree, calls_function
+from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.formats.dump.dump_table import INPUT
 from msprobe_engine.measure.distances import Floats
@@ -25,17 +24,30 @@ _MUCH = 4
 
 
 def part_modules_of_parts(pairs: CallPairs) -> None:
-    """A module that one side calls once and the other one part by part (an activation of all experts' tokens, or of those of each): its
-    calls take in tensors of other shapes and are no partners, nor is what is called in them. What is made of their results is compared."""
-    counts = [Counter(kind for kind in tree.kinds if len(kind) == 4) for tree in (pairs.target, pairs.golden)]
+    """A module that one side calls once and the other one part by part inside of the same call (an activation of all experts' tokens, or of
+    those of each): its calls take in tensors of other shapes and are no partners, nor is what is called in them. What is made of their
+    results is compared."""
+    target, golden = pairs.target, pairs.golden
     target_forms, golden_forms = pairs.forms
     parted: set[int] = set()
     for i, j in sorted(pairs.found.items(), reverse=True):  # a module ends behind the calls in it
-        kind = pairs.target.kinds[i]
-        of_parts = len(kind) == 4 and kind[0] == "forward" and kind == pairs.golden.kinds[j] and counts[0][kind] != counts[1][kind]
-        if (of_parts and target_forms[i] != golden_forms[j]) or pairs.target.parents[i] in parted:
+        kind, around = target.kinds[i], (target.parents[i], golden.parents[j])
+        of_parts = (
+            len(kind) == 4
+            and kind[0] == "forward"
+            and kind == golden.kinds[j]
+            and target_forms[i] != golden_forms[j]
+            and pairs.found.get(around[0]) == around[1]
+            and _calls_inside(target, around[0], kind) != _calls_inside(golden, around[1], kind)
+        )
+        if of_parts or around[0] in parted:
             parted.add(i)
             pairs.drop_with_twins(i, j)
+
+
+def _calls_inside(tree: Tree, op: int, kind: Kind) -> int:
+    """How many calls of a kind a call makes."""
+    return sum(tree.kinds[child] == kind for child in tree.children.get(op, ()))
 
 
 def part_strangers(pairs: CallPairs) -> None:
