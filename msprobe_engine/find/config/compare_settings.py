@@ -69,14 +69,14 @@ class _Comparison:
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.notes += [Sentence("{0}: {1}; the first counts", SIDES[who], text) for text in side.conflicts.values()]
         masked = self.bench.masked | self.cmp.masked
-        self.out.unknown = {name for name, says_so in masked.items() if not says_so}
+        self.out.unknown |= {name for name, says_so in masked.items() if not says_so}
         if masked:
             self.out.notes.append(Sentence("settings that are masked were not compared: {0} ({1})", len(masked), some(sorted(masked))))
         if self.assumed:
             self.out.notes.append(
                 Sentence(
-                    "taken as equal, because one side alone sets it, to what every framework that knows the name takes without it: {0}; "
-                    "neither pack says which framework it is",
+                    "one side alone sets it, to what every framework that knows the name takes without it, and neither pack says which "
+                    "framework it is: {0}",
                     some(self.assumed),
                 )
             )
@@ -202,6 +202,7 @@ class _Comparison:
         if not shared or not equal or said is None:
             return None
         self.assumed += [name for name in said.names if name not in self.assumed]
+        self.out.unknown |= set(said.names) if term.severity != HARMLESS else set()  # the program may be of none of these frameworks
         return shared[0]
 
     def _difference(self, term: Term, a: Quantity, b: Quantity) -> None:

@@ -145,7 +145,8 @@ class Settled:
         differences: rows of the sheet; also the harmless ones.
         derived: every computed quantity of both sides: term -> (bench, cmp, equal).
         notes: what could not be compared.
-        unknown: names of settings that are masked on a side although their names say of no secret: they may change the numbers.
+        unknown: names of settings that may change the numbers and cannot be compared: masked on a side although their names say of no
+            secret, or left to the default of an unknown framework.
         compared: how many settings have been held against something.
     """
 

@@ -278,6 +278,7 @@ CASES = (
         'A=(--lr 1e-4 --clip-grad 1.0)\ntorchrun train.py "${A[@]}"\n',
         'A=(--lr 1e-4 --clip-grad 1.0)\ntorchrun train.py "${A[@]:0:2}"\n',
         r"clip.grad",
+        codes=(3,),  # 1.0 is what Megatron takes without it, and nothing says whether train.py is of Megatron
     ),
     script(
         "a backslash with a space behind it",
