@@ -311,8 +311,9 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         if "clipped by hand" in way:
             gradients = [parameter.grad for parameter in model.parameters() if parameter.grad is not None]
             total = torch.stack([gradient.float().pow(2).sum() for gradient in gradients]).sum().sqrt()
+            factor = torch.clamp(0.1 / (total + 1e-6), max=1.0)
             for gradient in gradients:
-                gradient.mul_(torch.clamp(0.1 / (total + 1e-6), max=1.0).to(gradient.dtype))
+                gradient.mul_((factor if "once" in way else torch.clamp(0.1 / (total + 1e-6), max=1.0)).to(gradient.dtype))
         elif "clipped" in way:
             torch.nn.utils.clip_grad_norm_(model.parameters(), 0.1)
         if "averaged early" not in way:
@@ -352,6 +353,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
     "plain-recomputed-1-makes again to save memory",
     "wrapped-plain-1-bear other names",
     "bf16 masked L0-bf16 masked left out L0-1-",
+    "clipped by hand once-clipped-1-",
 )
 @pytest.mark.parametrize(
     ("target", "golden", "ranks", "note"),
@@ -379,6 +381,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("bf16 masked repeated", "bf16 masked", 1, ""),
         ("bf16 experts last first", "bf16 experts", 1, "in another order"),
         ("clipped by hand", "clipped", 1, ""),
+        ("clipped by hand once", "clipped", 1, ""),
         ("plain read back", "plain", 1, ""),
         ("compiled L0", "plain L0", 1, ""),
         ("averaged many at once", "averaged one by one", 1, ""),

@@ -132,6 +132,17 @@ def _is_between(tree: Tree, op: int, matched: Collection[int]) -> bool:
     return bool(sources) and bool(users) and all(call is not None and call not in matched for call in (*sources, *users))
 
 
+def are_of_two_ways(target: Tree, i: int, golden: Tree, j: int, matched: tuple[Collection[int], Collection[int]]) -> bool:
+    """Two calls of one function that have no partner belong to two different ways to one result, by the rules above.
+
+    Args:
+        matched: calls of the target and of the golden side that have a partner.
+    """
+    if target.kinds[i][-1] == "to" and _is_cast(target, i) != _is_cast(golden, j):
+        return True
+    return _is_between(target, i, matched[0]) and _is_between(golden, j, matched[1])
+
+
 def _only_for_strangers(pairs: CallPairs, i: int, j: int, odd: Collection[tuple[int, int]]) -> bool:
     """Of calls that only move or cast elements: what they give is taken in by calls without a partner, and besides by none but others of
     another form (`odd`)."""

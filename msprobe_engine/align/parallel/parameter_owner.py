@@ -16,6 +16,7 @@ from dataclasses import dataclass
 
 from msprobe_engine.align.calls.call_tree import Kind, Tree, calls_function
 from msprobe_engine.align.calls.longest_common import align
+from msprobe_engine.align.calls.strangers import are_of_two_ways
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
@@ -188,10 +189,16 @@ def in_other_order(structure: Structure, target: Tree, golden: Tree) -> Structur
     for j in rematched.only_golden:
         if j > behind[1]:
             unpaired.setdefault(golden.kinds[j], []).append(j)
-    for i in rematched.only_target:
-        if i > behind[0] and (candidates := unpaired.get(target.kinds[i])):
-            pairs.append((i, candidates.pop(0)))
     used_target, used_golden = {i for i, _ in pairs}, {j for _, j in pairs}
+    for i in rematched.only_target:
+        if i <= behind[0] or not (candidates := unpaired.get(target.kinds[i])):
+            continue
+        j = candidates[0]
+        if are_of_two_ways(target, i, golden, j, (used_target, used_golden)):
+            continue
+        pairs.append((i, candidates.pop(0)))
+        used_target.add(i)
+        used_golden.add(j)
     return Structure(
         sorted(pairs),
         [i for i in rematched.only_target if i not in used_target],
