@@ -27,6 +27,7 @@ import train_gpt  # noqa: E402
 from forkpool import run_ranks  # noqa: E402
 from megatron.core import parallel_state as state  # noqa: E402
 
+from msprobe_engine.core.settings.load import load_settings  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, IncidentSettings, ProbeSettings, SinkSettings  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
 from msprobe_integrations.megatron.layout import unwrap_model  # noqa: E402
@@ -62,14 +63,7 @@ def dump(path: Path, ranks: int, argv: str, plant: Plant | None = None, level: s
 
 
 def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) -> None:
-    settings = ProbeSettings(
-        output_dir=path,
-        strict=True,
-        log_level="silent",
-        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
-        incident=IncidentSettings(enabled=False),
-        dump=DumpSettings(level=level, step=tuple(range(steps))),
-    )
+    settings = _monitored(path) if level == "monitor" else _dumped(path, level, steps)
     observer = TrainingObserver(settings)
     patches.observe(lambda: observer)
     train_gpt.TransformerConfig, train_gpt.batches = _NoDropout, _batches  # type: ignore[misc]
@@ -82,6 +76,31 @@ def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) ->
     optimizer.reload_model_params()  # the optimizer of 16 bit weights has copies of those that the model was made with
     train_gpt.train(a, chunks, optimizer)
     observer.close()
+
+
+def _dumped(path: str, level: str, steps: int) -> ProbeSettings:
+    return ProbeSettings(
+        output_dir=path,
+        strict=True,
+        log_level="silent",
+        sinks=SinkSettings(csv=CsvSettings(enabled=False)),
+        incident=IncidentSettings(enabled=False),
+        dump=DumpSettings(level=level, step=tuple(range(steps))),
+    )
+
+
+def _monitored(path: str) -> ProbeSettings:
+    families = ("gradients", "parameters", "optimizer_states", "updates", "activations", "activation_gradients")
+    return load_settings(
+        {
+            "output_dir": f"{path}/monitor",
+            "strict": True,
+            "log_level": "silent",
+            "monitor": dict.fromkeys(families, True),
+            "rules": [{"rule": "recommended"}],
+            "sinks": {"csv": {"enabled": True}},
+        }
+    )
 
 
 def _fill(model: Any, a: argparse.Namespace) -> None:

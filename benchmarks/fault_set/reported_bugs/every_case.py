@@ -1,5 +1,5 @@
-"""All cases of the set of bugs from the field: faults and healthy pairs by topic, three sets that were written down unseen, and
-one in programs of model libraries."""
+"""All cases of the set of bugs from the field: faults and healthy pairs by topic, four sets that were written down unseen, and one in
+programs of model libraries."""
 
 from __future__ import annotations
 
@@ -27,6 +27,10 @@ from reported_bugs.libraries import healthy as healthy_of_libraries
 from reported_bugs.unseen import (
     first_faults,
     first_healthy,
+    fourth_alone,
+    fourth_healthy,
+    fourth_megatron,
+    fourth_ranks,
     second,
     third_healthy,
     third_in_data,
@@ -57,6 +61,9 @@ FAULTS: tuple[Fault, ...] = (
     *faults_of_language.CASES,
     *faults_of_pictures.CASES,
     *faults_of_preferences.CASES,
+    *fourth_megatron.CASES,
+    *fourth_ranks.CASES,
+    *fourth_alone.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *pairs.CASES,
@@ -68,5 +75,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *across.HEALTHY,
     *third_healthy.CASES,
     *healthy_of_libraries.CASES,
+    *fourth_healthy.CASES,
 )
 BESIDE: tuple[Beside, ...] = (*beside.CASES, *beside.HEALTHY)

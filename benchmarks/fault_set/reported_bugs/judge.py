@@ -95,7 +95,7 @@ def modules_of(case: Case, runs: Path) -> dict[str, str]:
     ``golden `` before their names."""
     golden = None
     if case.setting.family == "megatron":
-        golden = run_megatron.golden_of(case.setting, "mix", runs)
+        golden = run_megatron.golden_of(case.setting, "mix", runs, case.golden)
     elif isinstance(case, Fault) and not case.alone:
         golden = golden_of(case.setting, "mix", runs, case.golden)
     found: dict[str, str] = {}

@@ -16,7 +16,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-from reported_bugs.case import Fault, Healthy
+from reported_bugs.case import Fault, Healthy, nothing
 from reported_bugs.training import Setting
 
 ANSWER = "field bugs: "
@@ -27,8 +27,9 @@ def of(form: str) -> Setting:
     return Setting("megatron", "bf16" if "--bf16" in form else "fp32", form=form)
 
 
-def golden_of(setting: Setting, level: str, runs: Path) -> Path:
-    word = hashlib.sha1(setting.form.encode()).hexdigest()[:10]
+def golden_of(setting: Setting, level: str, runs: Path, plant: Any = nothing) -> Path:
+    name = "" if plant is nothing else plant.__name__
+    word = hashlib.sha1((setting.form + name).encode()).hexdigest()[:10]
     return runs / "golden" / f"megatron-{word}-{level}"
 
 
@@ -37,10 +38,11 @@ def ask(case: Fault | Healthy, level: str, runs: Path, where: Path) -> tuple[int
 
     golden = None
     if not getattr(case, "alone", False) and not (isinstance(case, Healthy) and case.other is None):
-        golden = golden_of(case.setting, level, runs)
+        golden = golden_of(case.setting, level, runs, case.golden)
         _made(golden, case.name, level, "golden")
     _made(where, case.name, level, "run")
-    found = diagnose(where / "dump", golden / "dump" if golden else None, where / "report")
+    kind = "monitor" if level == "monitor" else "dump"
+    found = diagnose(where / kind, golden / kind if golden else None, where / "report")
     (where / "answer.txt").write_text(found[1])
     return found
 
@@ -81,7 +83,8 @@ def _train(name: str, level: str, where: str, role: str) -> None:
     experts = int(words[words.index("--ep") + 1]) if "--ep" in words else 1
     argv = " ".join(word for i, word in enumerate(words) if word != "--dp" and (i == 0 or words[i - 1] != "--dp"))
     plant = case.plant if role == "run" else case.golden
-    fault_megatron.dump(Path(where), max(math.prod(sizes.values()), experts), argv, plant, level, 3)
+    ranks = max(math.prod(sizes.values()), experts)
+    fault_megatron.dump(Path(where), ranks, argv, plant, level, 12 if level == "monitor" else 3)
 
 
 def _serve() -> None:
