@@ -7,6 +7,7 @@ import re
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -113,6 +114,16 @@ def test_merged(values: list[list[float]]) -> None:
     whole = merge_statistics.merge_pieces(stats)
     expected = (pieces.max(), pieces.min(), pieces.mean(), np.sqrt((pieces**2).sum()))
     np.testing.assert_allclose(whole, expected, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("digits", [("dp", "tp", "micro"), ("tp", "dp", "micro"), ("dp", "micro", "tp")])
+def test_pieces_and_replicas_in_any_order(digits: tuple[str, ...]) -> None:
+    """Tensor-parallel ranks of data-parallel ones that each have several micro batches: the pieces of one replica are found."""
+    parts = np.array([[0.3, -0.2, 0.01, 3.0], [0.2, -0.4, 0.03, 4.0]])
+    places = [dict(zip(digits, (n >> 2, n >> 1 & 1, n & 1))) for n in range(8)]
+    whole = merge_statistics.merge_replicas(np.stack([parts[place["tp"]] for place in places]), 2)
+    assert whole is not None
+    np.testing.assert_allclose(whole, (0.3, -0.4, 0.02, 5.0))
 
 
 @given(st.lists(st.integers(1, 6), min_size=1, max_size=4), st.data())
@@ -509,6 +520,20 @@ def test_what_was_put_together_comes_from_the_result_with_its_extremes(tmp_path:
     side.numbers[4 * taken + 3] *= 1 + 1e-15
     noise = CarriedNoise(DifferenceWalk(*trees, Matcher(*trees).run()), None, 0.0)
     assert noise._row_of(source, taken) == given
+
+
+def test_one_more_call_of_a_function_is_no_other_layout(tmp_path: Path, rank_dump: Any) -> None:
+    """It gives all calls behind it other numbers; what modules hold and take in says that both runs are cut alike."""
+    sides = []
+    for name, more in (("target", True), ("golden", False)):
+        made = rank_dump()
+        made.module("up.Linear", [tensor(1.0)], [tensor(2.0)], params={"weight": tensor(3.0)})
+        for shape in ([8], [16], [32], [64])[0 if more else 1 :]:
+            made.api("Torch.arange", [4], [{**tensor(float(shape[0])), "shape": [*shape, 2]}])
+        made.write(tmp_path / name / "step0" / "rank0")
+        side = read_side(tmp_path / name / "step0" / "rank0" / "dump.json")
+        sides.append({0: side, 1: side})
+    assert not layouts.differ(*sides)
 
 
 @pytest.mark.parametrize(("header", "other"), [({}, True), ({"complete": False}, False)])

@@ -240,6 +240,15 @@ def test_layers_that_are_left_out_at_random() -> None:
     assert (alert and alert.step) == 17
 
 
+def test_most_parameters_without_a_gradient_from_the_start() -> None:
+    """A branch that begins without a gradient may get one; where most of a model has none it is said soon."""
+    for without, step in ((3, 2), (1, 19)):
+        names = [f"layers.{i}.w" for i in range(4)]
+        frames = [frame_of({name: [0.0] if i < without else [1.0] for i, name in enumerate(names)}, step=step) for step in range(25)]
+        alert = first_alert(rule("untrained_parameter"), frames)
+        assert (alert and alert.step) == step
+
+
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_loss_not_finite(value: float) -> None:
     """NaN and Inf are said once, critically, and so is the end."""

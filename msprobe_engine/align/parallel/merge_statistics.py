@@ -123,9 +123,13 @@ def groupings(pieces: int, need: int) -> Iterator[list[list[int]]]:
     """Ways in which pieces, by rank and micro batch, make `pieces / need` replicas of one whole.
 
     The places of a replica's pieces are a number of several digits; the digit that tells replicas apart may be the last one
-    (neighbours), the first one (far away), or one in between.
+    (neighbours), the first one (far away), or one in between; or there are two of them, around that of the pieces (data-parallel ranks of
+    tensor-parallel ones with several micro batches each).
     """
     copies = pieces // need
+    for inner in divisors(copies)[1:-1] if need > 1 else ():
+        replicas = [(outer, last) for outer in range(copies // inner) for last in range(inner)]
+        yield [[(outer * need + i) * inner + last for i in range(need)] for outer, last in replicas]
     for low in divisors(need) if copies > 1 else [1]:
         yield [[(i * copies + replica) * low + j for i in range(need // low) for j in range(low)] for replica in range(copies)]
 

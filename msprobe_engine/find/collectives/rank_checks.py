@@ -18,6 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
+from msprobe_engine.align.parameters import kinds
 from msprobe_engine.core.operator_traits import RANDOM_MASKS, normal_op
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence, one_line_of
@@ -37,6 +38,10 @@ from msprobe_engine.measure import distances, roundoff
 _WHOLE = Sentence("the golden run has one rank, and this is all of the parameter: the ranks hold copies")
 _TIED = Sentence("the golden run has one weight there: the stages that hold it sum its gradients")
 _COPIES = Sentence("the other run has moved it from the same numbers to the same numbers on all of these ranks: they hold copies")
+_BEGAN = Sentence(
+    "the ranks began with the same numbers of all parameters, and an update has moved some to the same numbers everywhere: they hold"
+    " copies, or parts that all ranks have drawn with one seed"
+)
 _SUMMING = Sentence("these ranks sum the gradients of all their parameters: they hold the same ones")
 
 
@@ -63,6 +68,8 @@ class RankChecks:
     _alike: set[str] = field(default_factory=set)  # parameters that were the same on their ranks in a step
     _copied: set[str] = field(default_factory=set)  # those whose elements were not all the same: parts of a tensor are not so alike
     _began: dict[str, dict[int, replicas.Row]] = field(default_factory=dict)  # the parameters that the other run begins with
+    _last: dict[str, replicas.Row] = field(default_factory=dict)  # those of the step before, where all ranks had the same
+    _moved: bool = False  # an update has moved some of them to the same numbers on all ranks
 
     def check_step(self, step: int, sides: Mapping[int, DumpTable]) -> None:
         """Check the collectives and the replicas of one step."""
@@ -110,6 +117,11 @@ class RankChecks:
             if odd:
                 self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
                 break
+        if not odd and self.equal:
+            shared = {name: rows for name, rows in table.items() if kinds.kind_of(name) != kinds.EXPERT}  # a rank has experts of its own
+            if self._moved or replicas.moved_alike(table, self._last):
+                odd = replicas.find_differing_copies(step, shared, _BEGAN, self._last)
+            self.evidence += [Sentence("{0} parameters that are copies of each other differ.", len(odd))] if odd else []
         if not odd:
             odd = replicas.odd_ones(step, table, self._alike.__contains__)
             template = "{0} parameters that are copies of each other differ; others of their kind are equal on all ranks."
@@ -126,6 +138,8 @@ class RankChecks:
             equal = all(replicas.is_equal(rows.values()) for rows in held)
             if self.equal and not equal and self.parted is None:
                 self.parted = step
+            self._moved = self._moved or (equal and bool(self._last) and replicas.moved_alike(table, self._last))
+            self._last = {name: next(iter(rows.values())) for name, rows in table.items()} if equal else {}
             self.equal = equal if self.equal is None else self.equal and equal
 
     def _part(self, odd: list[replicas.Odd]) -> None:

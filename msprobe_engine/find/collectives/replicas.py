@@ -115,14 +115,17 @@ def _count_trained_elements(side: DumpTable) -> int:
     return sum(distances.elements(side.shape[row]) for row in _parameter_rows(side) if side.requires_grad[row])
 
 
-def find_differing_copies(step: int, table: Mapping[str, Mapping[int, Row]], reason: Sentence) -> list[Odd]:
+def find_differing_copies(
+    step: int, table: Mapping[str, Mapping[int, Row]], reason: Sentence, last: Mapping[str, Row] | None = None
+) -> list[Odd]:
     """Parameters of one step that are known to be copies and differ between ranks.
 
     Args:
         table: parameter -> rank -> what is known of its copy there, in the order of the model.
         reason: why they are copies; ends the sentence of each.
+        last: parameter -> what all ranks had of it in the step before, if they had the same.
     """
-    return [_odd(step, name, rows, reason) for name, rows in table.items() if not is_equal(rows.values())]
+    return [_odd(step, name, rows, reason, (last or {}).get(name)) for name, rows in table.items() if not is_equal(rows.values())]
 
 
 def of_same_shape(table: Mapping[str, Mapping[int, Row]], group: Collection[int]) -> dict[str, dict[int, Row]]:
@@ -175,6 +178,15 @@ def of_moved_copies(
         if one_shape and len(then) == len(now) == 1 and then != now and rows.keys() == other[name].keys():
             moved[name] = dict(rows)
     return moved
+
+
+def moved_alike(table: Mapping[str, Mapping[int, Row]], last: Mapping[str, Row]) -> bool:
+    """Some parameter has other numbers than in the step before, the same on all ranks that hold it: ranks that share nothing differ.
+
+    Args:
+        last: parameter -> what all ranks had of it in the step before.
+    """
+    return any(len(rows) > 1 and len(values := set(rows.values())) == 1 and values != {last.get(name)} for name, rows in table.items())
 
 
 def of_tied(table: Mapping[str, Mapping[int, Row]], whole: Mapping[str, Mapping[int, Row]]) -> dict[str, dict[int, Row]]:
@@ -236,12 +248,18 @@ def _nan(row: Row) -> bool:
     return any(value != value for value in row)
 
 
-def _odd(step: int, name: str, rows: Mapping[int, Row], reason: Sentence) -> Odd:
+def _odd(step: int, name: str, rows: Mapping[int, Row], reason: Sentence, last: Row | None = None) -> Odd:
     counts = Counter(rows.values())
     usual, often = counts.most_common(1)[0]
     others = sorted(rank for rank, row in rows.items() if row == usual)
     away = sorted(rank for rank, row in rows.items() if row != usual)
-    if 2 * often > len(rows):
+    stays = [rank for rank, row in sorted(rows.items()) if row == last]
+    if stays and len(stays) < len(rows):
+        others = sorted(rows.keys() - stays)
+        usual, rank = rows[others[0]], stays[0]
+        template = "the update of the step before has not moved it on rank {0}, and has on ranks {1}"
+        why = Sentence(template, ", ".join(map(str, stays[:8])), ", ".join(map(str, others[:8])))
+    elif 2 * often > len(rows):
         why = Sentence("it differs on rank {0} from the copies on ranks {1}", ", ".join(map(str, away)), ", ".join(map(str, others[:8])))
         rank = away[0]
     else:

@@ -60,6 +60,7 @@ class PairedRank:
     Attributes:
         one_layout: both sides are cut alike.
         other_update: the parameters were moved by other calls in the step before.
+        lone_updates: pairs of rows of parameters that alone were moved otherwise in the step before (`optimizer.lone_updates`).
         updated: numbers of what the update of the step before gave out -> its noise.
         one_program: both sides are of one framework and of one layout, so that the same bits make the same bits.
         so_far: pairs of rows that are parts of a sum, which the sides add up in different orders.
@@ -76,6 +77,7 @@ class PairedRank:
     hidden_by: tuple[str, float, float] | None = None
     by_mean: Set[int] = frozenset()
     other_update = False
+    lone_updates: Set[int] = frozenset()
     scale: float
     measured: distances.Distances
     so_far: list[int]

@@ -28,7 +28,7 @@ from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution
 from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, repeated, same_result
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
-from msprobe_engine.find.difference.optimizer import cancelling_gradients
+from msprobe_engine.find.difference.optimizer import cancelling_gradients, lone_updates
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
@@ -104,6 +104,7 @@ class DifferenceWalk(PairedRank):
         if before.cancelled.parameters or before.cancelled.vectors:
             cancelling_gradients.carry_over(self, before.cancelled)
         self.other_update = before.updates_otherwise
+        self.lone_updates = lone_updates.find_lone_updates(self, before)
         if before._carried is not None:
             self.updated = before._carried.parameters_of_zeros(self) | before._carried.updated
         cancelling_gradients.tolerate_update(self, before)

@@ -131,7 +131,7 @@ def square_overflows(model: Any) -> None:
     for norm in (model.layers[1].norm2,):
 
         def forward(x: Tensor, norm: Any = norm) -> Tensor:
-            wide = (x * 2.0**9).half()
+            wide = (x * 2.0**13).half()
             return (norm.weight * (wide.float() * torch.rsqrt(wide.pow(2).mean(-1, keepdim=True).float() + norm.eps))).to(x.dtype)
 
         norm.forward = forward

@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from reported_bugs.case import Healthy, Plant, every, in_model, nothing, when_ready
 from reported_bugs.faults.in_data import before_step
-from reported_bugs.faults.in_deepspeed import DDP_FP32, ZERO1_MICRO, ZERO2, ZERO3_MICRO
+from reported_bugs.faults.in_deepspeed import DDP_FP32, ZERO1_MICRO, ZERO3_MICRO
 from reported_bugs.faults.watched import data, rate_of
 from reported_bugs.run_megatron import of
 from reported_bugs.training import Batch, Program, Setting
@@ -168,7 +168,6 @@ CASES = (
     pair("zero 1 for fsdp, fp32", replace(DDP_FP32, wrap="fsdp"), replace(DDP_FP32, wrap="deepspeed1"), levels=EVERY),
     pair("zero 3 for ddp, monitors", FP32_LONG, replace(FP32_LONG, wrap="deepspeed3"), levels=("monitor",)),
     pair("zero 3 for zero 1, small buckets", ZERO1_MICRO, replace(ZERO3_MICRO, form="reduce_bucket_size=2048"), levels=("L0", "monitor")),
-    pair("zero 2, one rank less", replace(ZERO2, rows=4), replace(ZERO2, ranks=1), levels=EVERY),
     pair("mixtral, fsdp for one process", MIXTRAL, replace(MIXTRAL, ranks=2, wrap="fsdp")),
     pair("qwen2, ddp for four micro batches", replace(QWEN2, micro=4), replace(QWEN2, ranks=2, wrap="ddp"), levels=EVERY),
     pair(

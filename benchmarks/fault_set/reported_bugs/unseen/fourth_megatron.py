@@ -180,7 +180,7 @@ def shared_counted_twice(_chunks: list[Any]) -> None:
 def copies_not_reloaded(_chunks: list[Any]) -> None:
     """A checkpoint is read into the weights; the optimizer keeps the float32 copies of those before."""
     optimizers: Any = sys.modules["megatron.core.optimizer.optimizer"]
-    optimizers.MixedPrecisionOptimizer.reload_model_params = lambda _optimizer, *_more: None
+    optimizers.MixedPrecisionOptimizer.reload_model_params = lambda _optimizer, *_args, **_more: None
 
 
 def a_micro_batch_forgotten(chunks: list[Any]) -> None:
@@ -237,15 +237,13 @@ def masks_not_restored(chunks: list[Any]) -> None:
 def update_skipped_by_the_second_rank(_chunks: list[Any]) -> None:
     """The second rank alone sees an overflow, and leaves out the update."""
     optimizers: Any = sys.modules["megatron.core.optimizer.optimizer"]
-    own, count = optimizers.MixedPrecisionOptimizer.step, [0]
+    own, count = optimizers.MixedPrecisionOptimizer.step_with_ready_grads, [0]
 
     def step(optimizer: Any) -> Any:
         count[0] += 1
-        if dist.get_rank() == 1 and count[0] == 2:
-            return False, None, None
-        return own(optimizer)
+        return False if dist.get_rank() == 1 and count[0] == 2 else own(optimizer)
 
-    optimizers.MixedPrecisionOptimizer.step = step
+    optimizers.MixedPrecisionOptimizer.step_with_ready_grads = step
 
 
 def rows(change: Callable[[int, dict[str, Tensor]], dict[str, Tensor]], first_rank: bool = False) -> Callable[[list[Any]], None]:

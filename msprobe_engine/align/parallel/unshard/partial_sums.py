@@ -259,7 +259,11 @@ class PartialSums:
         return next((row for row in side.rows(op) if side.role[row] == INPUT and row in self._plan.source), -1)
 
     def _hands_on(self, call: Call) -> bool:
-        """What comes out of a part that goes in alone is a part, whatever is done with it, and so is the sum of gradients so far."""
+        """What comes out of a part that goes in alone is a part, whatever is done with it, and so are a part times what all ranks have, and
+        the sum of gradients so far."""
         name = self._pair.side.ops[call.op].split(".")[1]
-        alone = call.parts == call.tensors and self._pair.kinds[call.op][0] == "forward"
-        return name in PASSING or alone or call.update or (call.backward and name in ADDING)
+        forward = self._pair.kinds[call.op][0] == "forward"
+        alone = forward and call.parts == call.tensors
+        times = forward and call.parts == 1 and not call.lost and name in traits.SCALINGS
+        times = times and ("mul" in name or self.part_taken(call.op) == self._pair.side.rows(call.op).start)
+        return name in PASSING or alone or times or call.update or (call.backward and name in ADDING)

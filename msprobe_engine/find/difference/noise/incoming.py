@@ -292,7 +292,8 @@ class IncomingNoise(NoiseNotes):
         noise, clean = bridged or unknown
         if leaf and self._start is not None:
             moved = _of_update(self._start)
-            noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if walker.other_update else moved
+            rounded = walker.other_update and pair not in walker.lone_updates
+            noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if rounded else moved
         if bridged is None and (known := walker.updated.get(walker.side.stats[row].tobytes())) is not None:
             noise, clean = (known, known) if leaf else (largest((noise, known)), largest((clean, known)))
         excused = float(walker.cancelled.excused[pair])

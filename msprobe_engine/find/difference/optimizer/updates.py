@@ -61,6 +61,10 @@ def note_update(diagnosis: Diagnosis, previous: Divergence | None, divergence: D
         return
     if are_of_different_frameworks(side, golden):
         diagnosis.evidence.append(TWO_OPTIMIZERS)
+    if walker.pair_of(i) in walker.lone_updates:
+        template = "All gradients of the step before were the same to the last bit, and most parameters came out of its update the same."
+        diagnosis.evidence.append(Sentence(template))
+        return
     moved = float(np.abs(golden.stats[j] - was.stats[before])[:3].max())
     apart = float(np.abs(side.stats[i] - golden.stats[j])[:3].max())
     if not 0 < apart <= _MOST * moved:

@@ -46,7 +46,7 @@ class _Gap:
 class UntrainedParameterRule(Rule):
     """Warnings for parameters that require a gradient and have none (or one of exact zeros, as has the whole module) while others have: of
     those that had one for `patience` monitored steps, twice as long as ever before and longer than chance makes it (layers
-    that are left out at random), of others for `never`. And for parameters with a
+    that are left out at random), of others for `never`, or `patience` where most parameters have none. And for parameters with a
     gradient that no optimizer has: for `patience` monitored steps, or at once where one had them before. Experts are the business of
     ``dead_expert``, and all of them without a gradient that of ``no_progress``."""
 
@@ -82,7 +82,8 @@ class UntrainedParameterRule(Rule):
         if without is None:
             return []
         self._steps += 1
-        fired = [name for name in sorted(without) if self._lasts(name, frame.untrained.get(name) == FROZEN)]
+        most = 2 * len(without) > len(without.union(self._names))  # of one branch alone there may be a reason
+        fired = [name for name in sorted(without) if self._lasts(name, frame.untrained.get(name) == FROZEN, most)]
         for name, gap in self._gaps.items():
             if name not in without and gap.steps:
                 gap.longest, gap.past, gap.ended = max(gap.longest, gap.steps), gap.past + gap.steps, gap.ended + 1
@@ -116,8 +117,8 @@ class UntrainedParameterRule(Rule):
         names |= {name for name, why in frame.untrained.items() if why not in _OUTSIDE}
         return {name for name in names if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
 
-    def _lasts(self, name: str, is_frozen: bool) -> bool:
-        """One more step without: is it to be said?"""
+    def _lasts(self, name: str, is_frozen: bool, most: bool) -> bool:
+        """One more step without: is it to be said? `most`: more than half of the parameters are without."""
         gap = self._gaps.get(name)
         if gap is None:
             gap = self._gaps[name] = _Gap()
@@ -127,7 +128,8 @@ class UntrainedParameterRule(Rule):
         if gap.said:
             return False
         had = self._known[name] > 0 or gap.longest > 0
-        enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= self.args.never
+        never = min(self.args.never, self.args.patience) if most else self.args.never
+        enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= never
         gap.said = enough and (is_frozen or self._chance(name, had) < _CHANCE)
         return gap.said
 
