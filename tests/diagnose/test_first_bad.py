@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
+import pytest
+
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict, analyse
+from msprobe_engine.find.nonfinite.report import describe_lost_numbers
 
 
 def run(*ranks: Any) -> Verdict:
@@ -143,6 +146,20 @@ def test_swallowed_infinity(rank_dump: Any) -> None:
     verdict = run(r)
     assert named(verdict) == []
     assert [o.call.name for o in verdict.harmless] == ["Torch.log.0.forward"]
+
+
+@pytest.mark.parametrize(
+    ("call", "dtype", "said"),
+    [("Tensor.pow", "torch.float16", True), ("Tensor.pow", "torch.float32", False), ("Torch.exp", "torch.float16", False)],
+)
+def test_a_square_that_outgrows_float16_and_is_divided_by(call: str, dtype: str, said: bool, rank_dump: Any) -> None:
+    """A norm that is made of it is zero and finite: no NaN comes of it, and that nothing was lost is not said."""
+    r = rank_dump()
+    r.api(call, ["ok"], [{**rank_dump.number("inf"), "dtype": dtype}])
+    r.api("Torch.rsqrt", ["inf"], ["ok"])
+    verdict = run(r)
+    assert named(verdict) == []
+    assert bool(describe_lost_numbers(verdict)) == said
 
 
 def test_swallowed_nan_before_the_real_one(rank_dump: Any) -> None:

@@ -124,3 +124,5 @@ def _analyze_step(result: Result, texts: list[str], step: int, traces: Mapping[i
             texts[:] = texts[-1:]  # the finding comes first; clean steps before it are in `steps`
             result.findings = findings
             return
+        if not any("outgrow float16" in problem for problem in result.problems):
+            result.problems += report.describe_lost_numbers(verdict)

@@ -8,20 +8,25 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.operator_traits import normal_op, sums_products
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.source_line import place_in_source, source_of
 from msprobe_engine.find.launch_line import again_alone
 from msprobe_engine.find.nonfinite.first_over_ranks import Verdict
-from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, Call, Trace, what
+from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, POS_INF, Call, Trace, what
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.dump.stream import read_record
+
+_GROWING = frozenset(("pow", "square", "mul", "multiply"))
+"""Calls that make large numbers of numbers that are not small."""
 
 CAUSES: Mapping[str, str] = {
     "operator": Sentence("what goes in is in order, what comes out is not: this call made it"),
@@ -227,6 +232,21 @@ def _harmless(verdict: Verdict) -> str:
     names = ", ".join(f"{_inf_or_nan(o)} of {o.call.name} (rank {o.rank})" for o in verdict.harmless[:3])
     more = f" and {len(verdict.harmless) - 3} more" if len(verdict.harmless) > 3 else ""
     return one_line(f" Not counted, gone again before the end: {names}{more}.")
+
+
+def describe_lost_numbers(verdict: Verdict) -> list[str]:
+    """A square or a product that outgrew float16, of the first call that gives one: no mask makes such an infinity, and where what is made
+    of it is finite again (a norm divides by it) its numbers are zero, or the largest there are."""
+    for origin in verdict.harmless:
+        call, op = origin.call, normal_op(origin.call.op)
+        grown = any(fact.flags & POS_INF and plain_name(str(fact.side.dtype[fact.row])) == "float16" for fact in origin.facts)
+        if grown and call.kind == "api" and call.direction == "forward" and (op in _GROWING or sums_products(call.op)):
+            template = (
+                "step {0}, rank {1}: {2} gives Inf of finite numbers: they outgrow float16, and what is made of the Inf is finite again,"
+                " so that no NaN tells of numbers that are lost"
+            )
+            return [Sentence(template, verdict.step, origin.rank, call.name)]
+    return []
 
 
 def _inf_or_nan(origin: NonFiniteOrigin) -> str:

@@ -27,7 +27,7 @@ def whole_rows(p: Program) -> None:
     """Every rank has all rows of a step."""
     s = p.setting
     size = s.rows // s.micro
-    p.batches = lambda step: [{key: value[m * size :][:size] for key, value in p.rows_of(step).items()} for m in range(s.micro)]  # type: ignore[method-assign]
+    p.batches = lambda step: [{key: value[m * size : (m + 1) * size].contiguous() for key, value in p.rows_of(step).items()} for m in range(s.micro)]  # type: ignore[method-assign]
     p.tokens = lambda micros: torch.stack([(b["labels"] != -100).sum() for b in micros]).sum()  # type: ignore[method-assign]
 
 
