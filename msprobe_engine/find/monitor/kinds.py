@@ -22,7 +22,7 @@ _WIDE = "float32"
 _STATES = ("exp_avg", "exp_avg_sq", "opt_state")
 
 
-def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tuple[list[Suspect], list[str], list[Suspect]]:
+def other_kinds(target: Run, golden: Run, cut: Cut) -> tuple[list[Suspect], list[str], list[Suspect]]:
     """Tensors with another shape that are not cut otherwise (`cut_otherwise`), in the order of execution; what is to be said of data
     types; and the first activation, or state of an optimizer, of another one. A tensor whose shape in both runs is another one from step
     to step (tokens of an expert) follows the data: its numbers tell. Nothing where the files of a run do not say: a trend data base has
@@ -44,7 +44,7 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
                     all((target_kinds[0], golden_kinds[0]))
                     and target_kinds[0] != golden_kinds[0]
                     and not varies
-                    and (rank, family, key) not in cut
+                    and (rank, family, key) not in cut.tensors
                 ):
                     step = steps.get(key, 0)
                     shapes.append(
@@ -53,7 +53,8 @@ def other_kinds(target: Run, golden: Run, cut: Set[tuple[int, str, Key]]) -> tup
                             _suspect(rank, step, family, key, target_kinds[0], golden_kinds[0]),
                         )
                     )
-                if all((target_kinds[1], golden_kinds[1])) and target_kinds[1] != golden_kinds[1]:
+                same_place = (rank, family, key) not in cut.around
+                if same_place and all((target_kinds[1], golden_kinds[1])) and target_kinds[1] != golden_kinds[1]:
                     types.setdefault((target_kinds[1], golden_kinds[1]), []).append(f"rank {rank}, {family}/{key.name}")
                     if family in ("actv", *_STATES) and {target_kinds[1], golden_kinds[1]} <= FLOATS.keys():
                         step = steps.get(key, 0)
@@ -134,12 +135,14 @@ class Cut(NamedTuple):
 
     Attributes:
         tensors: (rank, family, tensor) of which one run has a part and the other one the whole, or another part.
+        around: those among them of modules that hold other parameters in the two runs: they may be something else.
         families: that may hold parts of sums.
         totals: numbers of the step that are sums over the parameters of a rank.
         said: of all this.
     """
 
     tensors: Set[tuple[int, str, Key]] = frozenset()
+    around: Set[tuple[int, str, Key]] = frozenset()
     families: frozenset[str] = frozenset()
     totals: frozenset[str] = frozenset()
     said: Sequence[str] = ()
@@ -155,8 +158,10 @@ def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
     if not all(sizes) or sizes[0] == sizes[1]:
         return Cut()
     cut: dict[tuple[int, str, Key], str] = {}
+    around: dict[tuple[int, str, Key], str] = {}
     dealt = False
     for rank in set(run.ranks) & set(other.ranks):
+        holders = _modules_around(run, other, rank)
         for family in set(run.families(rank)) & set(other.families(rank)) - apart:
             target_kinds, golden_kinds = run.kinds(rank, family), other.kinds(rank, family)
             dealt = dealt or (family.startswith("param") and target_kinds.keys() != golden_kinds.keys())
@@ -169,7 +174,12 @@ def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
                 ]
                 if pairs and all(_is_cut(*pair) for pair in pairs):
                     cut[rank, family, key] = f"{family}/{key.name} {pairs[0][0]}, {pairs[0][1]}"
+                elif family.startswith("actv") and key.name.rpartition(".")[0] in holders:
+                    around[rank, family, key] = f"{family}/{key.name}"
     said: list[str] = []
+    if around:
+        template = "{0} tensors of modules that hold other parts of the model on this rank cannot be compared, the first is {1}"
+        said.append(Sentence(template, f"{len(around):,}", min(around.values())))
     if cut:
         template = "{0} tensors are cut over ranks otherwise, so that they cannot be compared, the first is {1}"
         said.append(Sentence(template, f"{len(cut):,}", min(cut.values())))
@@ -181,7 +191,18 @@ def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
     totals = _TOTALS if dealt or any(family.startswith("param") for _, family, _ in cut) else frozenset()
     if totals:
         said.append(Sentence("{0} cannot be compared: the ranks hold other parts of the model", ", ".join(sorted(totals))))
-    return Cut(cut.keys(), frozenset(families), totals, said)
+    return Cut(cut.keys() | around.keys(), around.keys(), frozenset(families), totals, said)
+
+
+def _modules_around(run: Run, other: Run, rank: int) -> set[str]:
+    """Paths of the modules that hold a parameter which a rank of one run alone has, as the stage of a pipeline does; "" of the model."""
+    holders: set[str] = set()
+    for family in set(run.families(rank)) & set(other.families(rank)):
+        if family.startswith("param"):
+            for key in run.kinds(rank, family).keys() ^ other.kinds(rank, family).keys():
+                parts = key.name.split(".")
+                holders.update(".".join(parts[:length]) for length in range(len(parts) - 1))
+    return holders
 
 
 def _is_cut(target: str, golden: str) -> bool:

@@ -173,7 +173,7 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     if losses_agree:
         said_apart = []
         diagnosis.evidence.append(Sentence("Each rank has the loss of its own part of the batch: the mean over the ranks was compared."))
-    shapes, types, computed = other_kinds(target, golden, cut.tensors)
+    shapes, types, computed = other_kinds(target, golden, cut)
     families_and_names = ((number, *number.record.partition("/")[::2]) for number in shapes)
     shapes = [number for number, family, name in families_and_names if family not in apart and (number.rank, name) not in calls]
     # what one run has no number of, and what was changed before a step begins, comes before all that differs in the step

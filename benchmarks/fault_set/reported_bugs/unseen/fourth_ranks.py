@@ -27,7 +27,12 @@ def whole_rows(p: Program) -> None:
     """Every rank has all rows of a step."""
     s = p.setting
     size = s.rows // s.micro
-    p.batches = lambda step: [{key: value[m * size : (m + 1) * size].contiguous() for key, value in p.rows_of(step).items()} for m in range(s.micro)]  # type: ignore[method-assign]
+
+    def batches(step: int) -> list[Batch]:
+        whole = p.rows_of(step)
+        return [{key: value[m * size : (m + 1) * size].contiguous() for key, value in whole.items()} for m in range(s.micro)]
+
+    p.batches = batches  # type: ignore[method-assign]
     p.tokens = lambda micros: torch.stack([(b["labels"] != -100).sum() for b in micros]).sum()  # type: ignore[method-assign]
 
 
