@@ -18,7 +18,10 @@ from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import NothingCapturedError, UsageError
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.find.collectives.replicas import odd_ones
+from msprobe_engine.find.monitor.kinds import cut_otherwise
+from msprobe_engine.find.monitor.other_batches import not_comparable
 from msprobe_engine.find.run import diagnose
+from msprobe_engine.formats.monitor.reader import open_run
 
 
 def test_two_runs_part(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -623,6 +626,35 @@ def test_parameters_that_are_cut_over_ranks(ranks: tuple[int, int], code: int, t
     said = capsys.readouterr().out
     assert ("1 tensors are cut over ranks otherwise" if code == 3 else "its shape is [32,8], in the golden run [64,8]") in said
     assert "down.output" in said
+
+
+@pytest.mark.parametrize(
+    ("ranks", "stage", "micros", "around", "apart"),
+    [
+        ((1, 2), True, (1, 1), {".output"}, set()),
+        ((2, 2), True, (1, 1), set(), set()),
+        ((1, 2), False, (4, 2), set(), {"actv", "loss"}),
+        ((1, 1), False, (4, 2), set(), set()),
+    ],
+    ids=["a stage of a pipeline", "as many ranks", "fewer micro batches on more ranks", "fewer micro batches"],
+)
+def test_a_rank_that_has_another_part_of_the_model_or_of_the_batch(
+    ranks: tuple[int, int], stage: bool, micros: tuple[int, int], around: set[str], apart: set[str], tmp_path: Path
+) -> None:
+    """What comes out of the model is not the same thing, and a micro batch of one run is none of the other's."""
+    runs = []
+    for side, world, lacks, micro in (("run", ranks[1], stage, micros[1]), ("golden", ranks[0], False, micros[0])):
+        place = tmp_path / side / "monitor" / "Dec03_21-34-40-rank0-1a2b3c4d"
+        place.mkdir(parents=True)
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "world_size": world, "started_unix": 1.0}))
+        head = "vpp_stage,name,step,norm,min,max,mean,nans,shape,dtype\n"
+        names = ("up.weight", "norm.weight") if lacks else ("up.weight", "norm.weight", "head.weight")
+        (place / "param_origin_0-9.csv").write_text(head + "".join(f"0,{name},0,3,-1,2,0.25,0,[8],torch.float32\n" for name in names))
+        rows = [f"0,{name}.output,0,{at},3,-1,2,0.25,0,[8],torch.float32\n" for at in range(micro) for name in ("up", "")]
+        (place / "actv_0-9.csv").write_text(head.replace("step", "step,micro_step") + "".join(rows))
+        runs.append(open_run(tmp_path / side))
+    assert {key.name for _, _, key in cut_otherwise(*runs, set()).around} == around
+    assert not_comparable(*runs)[0] == apart
 
 
 @pytest.mark.parametrize(("forward", "named"), [(False, "layers.3.mlp.bias"), (True, "layers.1.mlp.weight")], ids=["same", "other"])

@@ -29,9 +29,14 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
     of_passes = [family for family in families if family.startswith("actv") or "unreduced" in family]
     if any(other for other, _, _ in (_shapes(target, golden, family) for family in families if family.startswith("param"))):
         return frozenset(), []
+    micros, sizes = [_micro_batches(run) for run in (target, golden)], [world_size(run) for run in (target, golden)]
+    if min(micros) > 0 and micros[0] != micros[1] and all(sizes) and sizes[0] != sizes[1]:  # a pass of one is no pass of the other
+        template = (
+            "the runs cut the batch in other ways, so that {0} cannot be compared: {1} micro batches in a step, in the golden run {2}"
+        )
+        return frozenset((*of_passes, "loss")), [Sentence(template, ", ".join((*of_passes, "loss")), *micros)]
     counts = [_shapes(target, golden, family) for family in of_passes if family.startswith("actv")]
     other, both = sum(count[0] for count in counts), sum(count[1] for count in counts)
-    sizes = [world_size(run) for run in (target, golden)]
     if not both and all(sizes) and sizes[0] != sizes[1]:
         template = "the runs have {0} and {1} ranks and no activations, so that loss cannot be compared: each rank has that of its own part"
         return frozenset(("loss",)), [Sentence(template, *sizes)]
@@ -131,6 +136,12 @@ def _digest_of_numbers(run: Run, rank: int, apart: Set[str]) -> bytes:
             steps, values = table[name]
             digest.update(steps.tobytes() + np.where(np.isnan(values), np.nan, values + 0.0).tobytes())  # one NaN, one zero
     return digest.digest()
+
+
+def _micro_batches(run: Run) -> int:
+    """Micro batches of a step, as activations and unreduced gradients have them; 0 where none are there."""
+    families = ((rank, family) for rank in run.ranks for family in run.families(rank) if family.startswith("actv") or "unreduced" in family)
+    return 1 + max((key.micro_step for rank, family in families for key in run.kinds(rank, family)), default=-1)
 
 
 def _shapes(target: Run, golden: Run, family: str) -> tuple[int, int, str]:

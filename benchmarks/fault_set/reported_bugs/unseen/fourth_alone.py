@@ -12,7 +12,7 @@ from reported_bugs.case import Fault, Plant, every, in_model, when_ready
 from reported_bugs.faults.in_data import before_step
 from reported_bugs.faults.watched import data, output_of
 from reported_bugs.training import Batch, Program, Setting
-from reported_bugs.unseen.fourth_megatron import DRAW, LAYER, drawn, some
+from reported_bugs.unseen.fourth_plants import DRAW, LAYER, drawn, some
 from torch import Tensor
 from torch.nn import functional as F
 

@@ -14,7 +14,7 @@ from reported_bugs.faults.watched import data, rate_of
 from reported_bugs.run_megatron import of
 from reported_bugs.training import Batch, Program, Setting
 from reported_bugs.unseen.fourth_alone import AMP, BF16, DDP, FP16, FSDP, MOE, WATCHED
-from reported_bugs.unseen.fourth_megatron import BOTH, DRAW, EVERY, counted_tokens, drawn, some, with_dropout
+from reported_bugs.unseen.fourth_plants import BOTH, DRAW, EVERY, counted_tokens, drawn, some, with_dropout
 from reported_bugs.unseen.fourth_ranks import ONE, TWO, context_parallel, tensor_parallel
 from reported_bugs.unseen.second import named
 from torch import Tensor
@@ -139,9 +139,6 @@ CASES = (
     ),
     mcore("experts under sp for one process, bf16", "--experts 4 --untie --bf16", "--tp 2 --sp --ep 2 --experts 4 --untie --bf16"),
     mcore("all-gather for all-to-all, bf16", "--ep 2 --experts 4 --untie --bf16", "--ep 2 --experts 4 --untie --allgather --bf16", EVERY),
-    mcore(
-        "computed again, dropout, bf16", "--tp 2 --bf16 --lr 1e-3", "--tp 2 --recompute --bf16 --lr 1e-3", EVERY, with_dropout, with_dropout
-    ),
     mcore("overlaps, bf16", "--dp 2 --bf16 --lr 1e-3", "--dp 2 --distopt --overlap-param --bf16 --lr 1e-3", EVERY),
     mcore("tp 2 for one process, fp16", "--fp16 --lr 1e-3", "--tp 2 --fp16 --lr 1e-3", EVERY),
     mcore("stages and shards, bf16", "--pp 2 --nmb 4 --bf16 --clip 0.1 --lr 1e-3", "--tp 2 --nmb 4 --bf16 --clip 0.1 --lr 1e-3"),

@@ -13,7 +13,7 @@ from reported_bugs.case import Fault, Plant, every, in_model, when_ready
 from reported_bugs.faults.in_data import before_step
 from reported_bugs.faults.in_deepspeed import DDP_FP32, ZERO1, ZERO2, ZERO3, ZERO3_FP32
 from reported_bugs.training import Batch, Program, Setting
-from reported_bugs.unseen.fourth_megatron import BOTH, DRAW, EVERY, LAYER, UPDATE, drawn, some
+from reported_bugs.unseen.fourth_plants import BOTH, DRAW, EVERY, LAYER, UPDATE, drawn, some
 from reported_bugs.unseen.second import named
 from torch import Tensor
 
