@@ -1,5 +1,5 @@
-"""What plants bugs that people reported of trainings in parallel layouts (megatron-core), written down before the verdict engine and the other lists
-were read; the size of each was drawn at random. They were run once before anything was changed for them."""
+"""What plants bugs that people reported of trainings in parallel layouts (megatron-core), written down before the verdict engine and the
+other lists were read; the size of each was drawn at random."""
 
 from __future__ import annotations
 
