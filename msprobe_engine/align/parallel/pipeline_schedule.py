@@ -42,7 +42,7 @@ def segments_in_turn(tree: Tree, n: int) -> list[Segment] | None:
         if kind[0] == "backward":
             turns += forward_since
             turn[name], forward_since = turns - 1, False
-        elif backward_twin(name) in tree.index and not side.tags.get(op, {}).get("is_recompute"):
+        elif _has_backward(tree, op) and not side.tags.get(op, {}).get("is_recompute"):
             forward_since = True
     if n < 2 or turns != n:
         return None
@@ -57,10 +57,12 @@ def segments_in_turn(tree: Tree, n: int) -> list[Segment] | None:
 
 def first_pass(tree: Tree) -> int:
     """The first call that has a backward pass; the number of records when there is none."""
-    return next(
-        (op for op, name in enumerate(tree.side.ops) if backward_twin(name) != name and backward_twin(name) in tree.index),
-        len(tree.side.ops),
-    )
+    return next((op for op in range(len(tree.kinds)) if _has_backward(tree, op)), len(tree.kinds))
+
+
+def _has_backward(tree: Tree, op: int) -> bool:
+    """A forward call whose backward call was recorded."""
+    return tree.kinds[op][0] == "forward" and backward_twin(tree.side.ops[op]) in tree.index
 
 
 def whole(_path: str) -> int:
@@ -131,11 +133,11 @@ def _of_functions(tree: Tree) -> list[Segment | None] | None:
     if not any(micro.values()):
         return None
     segments: list[Segment | None] = []
-    for name, kind in zip(side.ops, tree.kinds):
+    for op, (name, kind) in enumerate(zip(side.ops, tree.kinds)):
         if kind[0] == "backward":
             segments.append((micro.get(forward_twin(name), 0), BACKWARD, 0))
         else:
-            segments.append((micro[name], FORWARD, 0) if backward_twin(name) in tree.index else None)
+            segments.append((micro[name], FORWARD, 0) if _has_backward(tree, op) else None)
     return segments
 
 
@@ -208,7 +210,7 @@ def _find_gap_boundary(
     ):
         return gap.stop
     if segment_before[1] == FORWARD:
-        last = max((op for op in gap if backward_twin(tree.side.ops[op]) in tree.index), default=gap.start - 1)
+        last = max((op for op in gap if len(tree.kinds[op]) == 3 and _has_backward(tree, op)), default=gap.start - 1)
         return last + 1 if segment_behind is not None and segment_behind[1] == FORWARD else gap.stop
     return next((op for op in gap if tree.kinds[op] not in inner and tree.kinds[op][0] != "parameters_grad"), gap.stop)
 
