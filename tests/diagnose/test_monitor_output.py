@@ -569,6 +569,33 @@ def test_a_gradient_that_is_off_in_one_step_of_a_training_in_16_bits(
 
 
 @pytest.mark.parametrize(
+    ("chosen", "taken", "factor", "finding"),
+    [
+        ((30.0, 30.1), (30.0, 30.1), 1.06, "none"),
+        ((30.0, 30.1), (30.0, 30.1), 1.15, "divergence"),
+        ((30.0, 30.1), (31.0, 31.0), 1.06, "divergence"),
+        ((30.0, 30.0), (30.0, 30.0), 1.06, "divergence"),
+        ((30.0, 33.0), (30.0, 33.0), 1.06, "divergence"),
+    ],
+    ids=["of other tokens", "far off", "of no use", "of the same tokens", "of many other tokens"],
+)
+def test_gradients_of_tokens_that_round_off_sends_to_another_expert(
+    chosen: tuple[float, float], taken: tuple[float, float], factor: float, finding: str, tmp_path: Path
+) -> None:
+    """Where two experts are nearly as good, the router's choice is a matter of rounding, and gradients are of other tokens."""
+    roots = [Monitor(tmp_path / name, ranks=1) for name in ("run", "golden")]
+    for step in (1, 2):
+        roots[0].put(0, step, "grad_reduced", "layers.2.mlp.weight", f"{(8.0 + 0.1 * step) * factor:.6g}")
+    for root, given, used in zip(roots, chosen, taken):
+        (place,) = (root.write() / "monitor").iterdir()
+        (place / "run.json").write_text(json.dumps({"rank": 0, "rank_info": {}, "computed_in": {"bfloat16": "autocast"}}))
+        indices = {"gate.output": given, "experts.input": used}
+        lines = [f"0,{name},{step},0,{norm},0,3,[64],torch.int64\n" for step in (1, 2) for name, norm in indices.items()]
+        (place / "actv_0-9.csv").write_text("vpp_stage,name,step,micro_step,norm,min,max,shape,dtype\n" + "".join(lines))
+    assert diagnose(roots[0].root, roots[1].root).finding == finding
+
+
+@pytest.mark.parametrize(
     ("family", "name", "norms", "finding"),
     [
         ("grad_reduced", "layers.2.mlp.bias", ("3e-9", "5e-9"), "none"),

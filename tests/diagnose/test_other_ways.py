@@ -13,6 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from fault_dumps import on_ranks
+from torch.optim.swa_utils import AveragedModel, get_ema_multi_avg_fn
 from torch.utils.checkpoint import checkpoint
 
 from msprobe_engine.align.calls.call_tree import Tree
@@ -280,6 +281,7 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
     rate = torch.tensor(1e-3) if "rate" in way else 1e-3
     optimizer = torch.optim.AdamW(parameters, rate, foreach="foreach" in way, fused="fused" in way)
     averages = [parameter.detach().clone() for parameter in parameters]
+    of_torch = AveragedModel(model, multi_avg_fn=get_ema_multi_avg_fn(0.99 if "slowly" in way else 0.9)) if "averaged" in way else None
     scale = 4096.0 if "large loss scale" in way else 256.0 if "loss scale" in way else 1.0
     debugger = PrecisionDebugger(dump_path=str(path), task="statistics", level="L0" if "L0" in way else "mix", step=[0, 1])
     for step in range(2):
@@ -321,7 +323,12 @@ def train(rank: int, ranks: int, scratch: str, path: Path, way: str) -> None:
         if "averaged" in way:
             weights = [parameter.detach() for parameter in parameters]
             with torch.no_grad():
-                if "at once" in way:
+                if of_torch is not None and "by torch" in way:
+                    of_torch.update_parameters(model)
+                elif "from a copy" in way:
+                    for average, weight in zip(averages, weights):
+                        average.lerp_(weight, 0.1 if step else 1.0)
+                elif "at once" in way:
                     torch._foreach_lerp_(averages, weights, 0.1)
                 else:
                     for average, weight in zip(averages, weights):
@@ -385,6 +392,7 @@ def made(dumps: Path, way: str, ranks: int = 1) -> Path:
         ("plain read back", "plain", 1, ""),
         ("compiled L0", "plain L0", 1, ""),
         ("averaged many at once", "averaged one by one", 1, ""),
+        ("averaged by torch", "averaged from a copy", 1, ""),
         ("autocast convolved other kernel", "autocast convolved", 1, ""),
         ("bf16 by rows", "bf16 by index", 1, ""),
         ("halves of floats, large loss scale", "halves of floats, loss scale", 1, "The loss scale is 16 times"),
@@ -469,6 +477,15 @@ def test_another_gelu_is_named_where_few_bits_do_not_show_it(level: str, dumps: 
 def test_every_bit_and_call_counts_where_it_is_asked_for(target: str, golden: str, finding: str, dumps: Path) -> None:
     """--exact: calls of one run alone are a difference; a run is the same as itself."""
     assert diagnose(made(dumps, target), made(dumps, golden), exact=True).finding == finding
+
+
+@pytest.mark.parametrize("golden", ["averaged from a copy", "plain"])
+def test_an_average_with_another_decay_is_no_other_way(golden: str, dumps: Path) -> None:
+    """Nothing that both runs have is made of an average; its own numbers tell. Neither is an average that one run alone makes."""
+    found = diagnose(made(dumps, "averaged by torch slowly"), made(dumps, golden))
+    assert found.finding == "structure", found.headline()
+    assert not found.suspects  # no parameter was updated by one run alone
+    assert any("_foreach_lerp_" in problem for problem in found.problems)
 
 
 def test_a_pass_more_through_the_model_is_no_other_way(dumps: Path) -> None:

@@ -27,6 +27,8 @@ FOREACH, FUSED = "_foreach_", "_fused_"
 _OF_UPDATES = ("addcdiv_", "addcmul_", "lerp_", "add_", "sub_")
 """Calls that optimizers make, of each parameter or (``_foreach_add_``) of several, and that do not clip gradients."""
 _OF_SEVERAL = frozenset(FOREACH + api for api in _OF_UPDATES)
+_OF_ADAM = "addcdiv_"
+"""Nothing but an optimizer divides so, while averages of weights and sums of gradients are made by the other calls, too."""
 _DIRECTIONS = ("forward", "backward")
 _MIX, _HALF = np.uint64(0x9E3779B97F4A7C15), np.uint64(32)
 
@@ -204,10 +206,24 @@ class Tree:
     @cached_property
     def way_of_update(self) -> str:
         """How the optimizer makes its calls: ``_foreach_`` or ``_fused_`` of several parameters, or of each by itself ("")."""
-        behind = {kind[-1] for kind in self.kinds[self.last_backward + 1 :]}
-        if any(api.startswith(FUSED) for api in behind):
+        if self._is_fused:
             return FUSED  # it counts its steps by a call of the other kind
-        return FOREACH if behind & _OF_SEVERAL else ""  # averages of weights are made by a call each before or behind it
+        if _OF_ADAM in self._behind and FOREACH + _OF_ADAM not in self._behind:
+            return ""  # an average of the weights is made by one call of all of them
+        return FOREACH if self.changes_several else ""  # averages of weights are made by a call each before or behind it
+
+    @cached_property
+    def changes_several(self) -> bool:
+        """A call behind the backward pass, of the optimizer or of an average, changes several parameters or averages at once."""
+        return self._is_fused or not _OF_SEVERAL.isdisjoint(self._behind)
+
+    @cached_property
+    def _behind(self) -> frozenset[str]:
+        return frozenset(kind[-1] for kind in self.kinds[self.last_backward + 1 :])
+
+    @cached_property
+    def _is_fused(self) -> bool:
+        return any(api.startswith(FUSED) for api in self._behind)
 
     @cached_property
     def first_of_modules(self) -> int:

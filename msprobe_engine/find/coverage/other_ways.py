@@ -56,7 +56,7 @@ def change_something(tree: Tree, records: Iterable[int], replaced: bool) -> bool
     """
     known = set(records)
     calls = [op for op in records if len(tree.kinds[op]) == 3 and not _hands_on_all(tree, op) and not _leaves_all(tree, op)]
-    calls = [op for op in calls if not _writes_into_own(tree, op, known)]
+    calls = [op for op in calls if not _writes_into_own(tree, op, known) and not _counts_for_itself(tree, op, known)]
     products = not replaced and any(is_product(tree.kinds[op][-1]) for op in calls)
     return products or any(_speaks(tree.side.ops[op]) or _changes(tree.kinds[op][-1]) for op in calls)
 
@@ -89,6 +89,20 @@ def _writes_into_own(tree: Tree, op: int, records: Set[int]) -> bool:
     api = tree.kinds[op][-1]
     written = next(iter(tree.tensors_in(op)), -1)
     return _changes(api) and not any(word in api for word in _RANDOM) and tree.producers.get(written) in records
+
+
+def _counts_for_itself(tree: Tree, op: int, records: Set[int]) -> bool:
+    """A call that counts in one whole number which no other record than these has, before or behind it: how often an average of the weights
+    was made."""
+    side, written = tree.side, next(iter(tree.tensors_in(op)), -1)
+    if written < 0 or tree.kinds[op][-1] not in ("__iadd__", "add_") or side.shape[written] != [] or "int" not in str(side.dtype[written]):
+        return False
+    counts = {side.stats[row].tobytes() for row in side.rows(op) if side.dtype[row] == side.dtype[written]}
+    return not any(
+        side.dtype[row] == side.dtype[written] and side.shape[row] == [] and side.stats[row].tobytes() in counts
+        for row in range(len(side))
+        if side.op[row] not in records
+    )
 
 
 def _changes(api: str) -> bool:

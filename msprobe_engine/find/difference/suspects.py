@@ -115,7 +115,7 @@ def find_one_sided_updates(walker: DifferenceWalk, step: int, rank: int) -> list
     if not (walker.missing or walker.extra) or are_of_different_frameworks(*sides) or dump_dialects.differ(*sides):
         return []
     target_calls, golden_calls = _first_calls(walker.target), _first_calls(walker.golden)
-    if not target_calls or not golden_calls or walker.target.way_of_update or walker.golden.way_of_update:
+    if not target_calls or not golden_calls or walker.target.changes_several or walker.golden.changes_several:
         return []
     of_target = set(_parameters(walker.target))
     suspects: list[Suspect] = []

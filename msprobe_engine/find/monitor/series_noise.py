@@ -116,6 +116,7 @@ class SeriesNoise:
         self._from_zero: set[tuple[int, str]] = set()  # parameters
         self._of_loss: dict[int, float] = {}  # rank -> what rounding of activations may move its loss by, in this step
         self._wide: set[Number] = set()  # activations of the first step that nothing of 16 bits came before
+        self._chosen_otherwise = False  # by a router, in this step
         self._of_tokens = 2 * self._unit / math.sqrt(tokens) if (tokens := min(_tokens(any_run) for any_run in (run, other))) else 0.0
         self._moved_before: dict[tuple[int, str], float] = {}  # when the step begins
         self._moved: dict[tuple[int, str], float] | None = {} if _other_states(run, other) else None
@@ -128,7 +129,8 @@ class SeriesNoise:
     def limit(self, item: Number) -> float:
         """What round-off may amount to in a number."""
         made = _OF_ITS_GRADIENT * self._gradients.get((item.rank, item.key.name), 0.0) if self._is_made_of_gradients(item) else 0.0
-        return max(self._of_kind(item) + self._of_terms(item), made)
+        allowed = max(self._of_kind(item) + self._of_terms(item), made)
+        return _FEW_ELEMENTS * allowed if self._chosen_otherwise and self._is_of_backward(item) else allowed
 
     def _of_kind(self, item: Number) -> float:
         """What it may amount to in any number of its kind."""
@@ -177,10 +179,11 @@ class SeriesNoise:
     def may_pass(self, off: Iterable[Number], limits: Mapping[Number, float]) -> bool:
         """Whether what is off may be gone in the next step: in 16 bits, in gradients and what is made of them alone, and not far off. One
         batch in which the backward pass is ill-conditioned shows rounding as no other one does."""
-        kinds = (_GRADIENT, _SQUARES)
-        return self._floors is _SHORT and all(
-            self._kind(item) in kinds and item.family != "actv" and item.distance <= _FEW_ELEMENTS * limits[item] for item in off
-        )
+        return self._floors is _SHORT and all(self._is_of_backward(item) and item.distance <= _FEW_ELEMENTS * limits[item] for item in off)
+
+    def _is_of_backward(self, item: Number) -> bool:
+        """Gradients, and what is made of them alone."""
+        return item.family != "actv" and self._kind(item) in (_GRADIENT, _SQUARES)
 
     def add_step(self, items: Iterable[Number]) -> None:
         """The numbers of the next step: how far gradients are apart, which limits what optimizers make of them, and how large they are."""
@@ -192,6 +195,7 @@ class SeriesNoise:
             origins = (item for item in items if item.family == _PARAMETERS[0] and item.op == "norm")
             self._from_zero |= {(item.rank, item.key.name) for item in origins if not item.target and not item.golden}
         self._see_activations(items if self._first is None else ())
+        self._see_choices(items)
         for item in items:
             if item.family.startswith("grad") and item.distance < math.inf:
                 key = item.rank, item.key.name
@@ -235,6 +239,21 @@ class SeriesNoise:
                 moved = self._unit * norms[place] * item.golden
                 squares[item.rank] = squares.get(item.rank, 0.0) + (moved * moved / size if math.isfinite(moved) else 0.0)
         self._of_loss = {rank: _OF_THE_LOSS * math.sqrt(square) for rank, square in squares.items()}
+
+    def _see_choices(self, items: Sequence[Number]) -> None:
+        """Whether round-off has changed which experts some tokens go to: whole numbers that one module gives and another one takes in. The
+        gradients of a router are of few tokens, and then of others."""
+        chosen = [item for item in items if item.family == "actv" and self._is_whole(item)]
+        taken = {(item.rank, item.op, item.target, item.golden) for item in chosen if "input" in item.key.name}
+        self._chosen_otherwise = self._floors is _SHORT and any(
+            0.0 < item.distance <= self._of_kind(item) and (item.rank, item.op, item.target, item.golden) in taken
+            for item in chosen
+            if "output" in item.key.name
+        )
+
+    def _is_whole(self, item: Number) -> bool:
+        types = self._types.get((item.rank, item.key), frozenset())
+        return bool(types) and all("int" in kind.dtype for kind in types)
 
     def _see_activations(self, items: Iterable[Number]) -> None:
         self._wide.clear()
