@@ -124,9 +124,10 @@ def test_tokens(count: int, width: int, data: st.DataObject) -> None:
     assert other.target is None
 
 
-@given(st.integers(2, 4), st.integers(1, 3))
-def test_experts_are_gathered(ranks: int, local: int) -> None:
-    """The first rank has the experts of all under the numbers of the whole, in the order of one process; the others have what is around."""
+@given(st.integers(2, 4), st.integers(1, 3), st.sampled_from((None, "tp", "cp")))
+def test_experts_are_gathered(ranks: int, local: int, shared: str | None) -> None:
+    """The first rank has the experts of all under the numbers of the whole, in the order of one process; the others have what is around.
+    `shared`: the axis by which the ranks share the rest of a layer, beside experts that have a tensor parallel size of their own."""
 
     def records(count: int) -> list[tuple[str, str | None]]:
         found: list[tuple[str, str | None]] = []
@@ -139,8 +140,10 @@ def test_experts_are_gathered(ranks: int, local: int) -> None:
             found.append((around, None))
         return found
 
-    header = {"rank": {"ep": 0, "tp": 0}}
-    sides = {rank: side_of(records(local), {"parallel": {"rank": {**header["rank"], "ep": rank}}}) for rank in range(ranks)}
+    def place(rank: int) -> dict[str, int]:
+        return {"ep": rank, "tp": 0} | ({shared: rank, "etp": 0} if shared else {})
+
+    sides = {rank: side_of(records(local), {"parallel": {"rank": place(rank)}}) for rank in range(ranks)}
     found = experts.gather_experts(sides)
     assert found[0].ops == [name for name, _ in records(ranks * local)]
     assert {name: found[0].parent(name) for name in found[0].ops} == dict(records(ranks * local))
@@ -148,3 +151,10 @@ def test_experts_are_gathered(ranks: int, local: int) -> None:
         assert found[rank].ops == ["Module.mlp.Experts.forward.0", "Module.mlp.Experts.backward.0"]
     last = merge_records.origin_of(found[0], found[0].ops.index(f"Module.mlp.local_experts.{ranks * local - 1}.MLP.forward.0"))
     assert last == (ranks - 1, f"Module.mlp.local_experts.{local - 1}.MLP.forward.0")
+
+
+def test_pieces_of_one_expert_are_not_gathered() -> None:
+    """Ranks of one tensor parallel group of the experts hold pieces of the same ones; two such groups hold the experts of a model."""
+    around = [("Module.mlp.local_experts.0.MLP.forward.0", "Module.mlp.Experts.forward.0"), ("Module.mlp.Experts.forward.0", None)]
+    places = {rank: {"ep": rank // 2, "tp": rank, "cp": 0, "pp": 0, "etp": rank % 2} for rank in range(4)}
+    assert experts.groups({rank: side_of(around, {"parallel": {"rank": place}}) for rank, place in places.items()}) == [[0, 2], [1, 3]]

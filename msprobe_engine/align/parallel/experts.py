@@ -67,9 +67,11 @@ def groups(sides: Mapping[int, DumpTable]) -> list[list[int]]:
 
 
 def _place(side: DumpTable) -> tuple[int, tuple[Any, ...]] | None:
-    """(place among the experts, place in the dimensions that do not cut the batch) as the header says."""
+    """(place among the experts, place in the dimensions that cut an expert or the layers) as the header says. Where experts have a tensor
+    parallel size of their own, they lie on ranks that share the rest of a layer by tensor or context parallelism, too."""
     rank = parallel_of(side.header, "rank")
-    return (rank["ep"], tuple((axis, rank[axis]) for axis in ("cp", "pp", "tp") if axis in rank)) if "ep" in rank else None
+    axes = ("pp", "etp") if "etp" in rank else ("cp", "pp", "tp")
+    return (rank["ep"], tuple((axis, rank[axis]) for axis in axes if axis in rank)) if "ep" in rank else None
 
 
 def _exchange(side: DumpTable) -> tuple[int, ...]:
