@@ -125,7 +125,7 @@ def build(a: argparse.Namespace) -> tuple[Any, list[Any], Any]:
         tensor_model_parallel_size=a.tp,
         pipeline_model_parallel_size=a.pp,
         virtual_pipeline_model_parallel_size=a.vpp or None,
-        # As Megatron's own arguments: of two stages each is before and behind the other, and a batch of messages is told apart by its order alone.
+        # As Megatron's own arguments: of two stages each is before and behind the other, and only its order tells a message of a batch.
         overlap_p2p_comm=bool(a.vpp),
         batch_p2p_comm=not a.vpp,
         expert_model_parallel_size=a.ep,

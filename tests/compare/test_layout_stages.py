@@ -6,10 +6,14 @@ from array import array
 from pathlib import Path
 
 import numpy as np
+import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel import experts, merge_records, parameter_owner, stages
+from msprobe_engine.find.coverage import other_ways
 from msprobe_engine.formats.dump.dump_table import DumpTable
 
 
@@ -158,3 +162,28 @@ def test_pieces_of_one_expert_are_not_gathered() -> None:
     around = [("Module.mlp.local_experts.0.MLP.forward.0", "Module.mlp.Experts.forward.0"), ("Module.mlp.Experts.forward.0", None)]
     places = {rank: {"ep": rank // 2, "tp": rank, "cp": 0, "pp": 0, "etp": rank % 2} for rank in range(4)}
     assert experts.groups({rank: side_of(around, {"parallel": {"rank": place}}) for rank, place in places.items()}) == [[0, 2], [1, 3]]
+
+
+@pytest.mark.parametrize(("gathers", "apart"), [(True, True), (False, False)], ids=["another exchange", "one exchange lacks a collective"])
+def test_tokens_brought_by_other_collectives(gathers: bool, apart: bool) -> None:
+    """Calls around experts are no pairs where each side has a collective of its own there; those of other modules stay."""
+
+    def tree(*collectives: str) -> Tree:
+        around, layer = "Module.mlp.MoE.forward.0", "Module.net.Net.forward.0"
+        records = [(f"Distributed.{name}.0.forward", around) for name in collectives]
+        records += [("Torch.arange.0.forward", around), ("Module.mlp.experts.0.MLP.forward.0", around), (around, layer)]
+        return Tree(side_of([*records, ("Torch.add.0.forward", layer), (layer, None)]))
+
+    target, golden = tree("all_gather_into_tensor") if gathers else tree(), tree("all_to_all_single")
+    records = [{name: op for op, name in enumerate(side.side.ops)} for side in (target, golden)]
+    shared = [name for name in target.side.ops if name in records[1]]
+    structure = Structure(
+        [(records[0][name], records[1][name]) for name in shared],
+        [op for name, op in records[0].items() if name not in shared],
+        [op for name, op in records[1].items() if name not in shared],
+        {},
+    )
+    found = other_ways.without_other_exchange(structure, target, golden)
+    kept = [target.side.ops[op] for op, _ in found.pairs]
+    assert kept == [name for name in shared if name != "Torch.arange.0.forward" or not apart]
+    assert (records[0]["Torch.arange.0.forward"] in found.only_target) is apart

@@ -176,19 +176,19 @@ class _Others:
         return EXPERT.match(str(path)) is None
 
 
-def around(tree: Tree) -> set[int]:
-    """Calls of functions right inside of a module that holds experts: they bring tokens to experts and back."""
+def around(tree: Tree) -> dict[int, str]:
+    """Calls of functions right inside of a module that holds experts -> its path: they bring tokens to experts and back."""
     holders: set[str] = set()
     for name in tree.side.ops:
         if found := EXPERT.match(_path(name)):  # the list of experts, the module that has it, the layer around that
             holders.update(found["before"].rsplit(".", n)[0] for n in range(3))
-    out = set()
+    calls: dict[int, str] = {}
     for op, kind in enumerate(tree.kinds):
         if len(kind) != 4:
             above = next((tree.kinds[enclosing][2] for enclosing in tree.above(op) if len(tree.kinds[enclosing]) == 4), None)
             if above in holders:
-                out.add(op)
-    return out
+                calls[op] = above
+    return calls
 
 
 def _note_lists(side: DumpTable) -> None:

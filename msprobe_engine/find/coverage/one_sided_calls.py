@@ -34,10 +34,12 @@ def add_one_sided_calls(diagnosis: Diagnosis, divergence: Divergence) -> bool:
         walker = divergence.walkers[rank]
         trees = walker.target, walker.golden
         alone = ([], []) if rank in divergence.wholes else possible_differences(walker)  # layouts make other calls around collectives
-        partners = dict(structure.pairs), walker.back
-        for word, tree, other, known_to, records, others in zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1]):
+        partners, brought = (dict(structure.pairs), walker.back), _calls_that_bring_tokens(walker)
+        calls = zip(("target", "golden"), trees, trees[::-1], partners, alone, alone[::-1], brought)
+        for word, tree, other, known_to, records, others, exchanged in calls:
             known = diagnosis.unmatched.setdefault(word, [])
             open_to_view = other_ways.recorded_within(tree, other, known_to, records)
+            open_to_view = [op for op in open_to_view if op not in exchanged]
             counts = counts or len(open_to_view) > len(tree.kinds) // 2 or other_ways.change_something(tree, open_to_view, bool(others))
             counts = counts or _lacks_gradients(tree, open_to_view, known_to)
             known += [name for op in records[:100] if (name := tree.side.ops[op]) not in known]
@@ -48,6 +50,26 @@ def add_one_sided_calls(diagnosis: Diagnosis, divergence: Divergence) -> bool:
                 diagnosis.unmatched[word] += [name for name in places[:100] if name not in diagnosis.unmatched[word]]
     renames.add_renames(diagnosis, divergence)
     return counts
+
+
+def _calls_that_bring_tokens(walker: DifferenceWalk) -> tuple[set[int], set[int]]:
+    """Calls of the target and of the golden side that bring tokens to experts in another way, and back, where all that the modules around
+    them give could be compared and agrees."""
+    around = other_ways.exchanged_otherwise(walker.structure, walker.target, walker.golden)
+    kinds, found = walker.target.kinds, set(around[0].values())
+    for op, kind in enumerate(kinds if found else ()):
+        if len(kind) == 4 and kind[2] in found and not _gives_the_same_tensors(walker, op):
+            found.discard(kind[2])
+    target, golden = ({op for op, path in calls.items() if path in found} for calls in around)
+    return target, golden
+
+
+def _gives_the_same_tensors(walker: DifferenceWalk, op: int) -> bool:
+    """Some of what a record gives is a tensor, and all of these could be compared and agree."""
+    sides = walker.side, walker.golden.side
+    pairs = walker.result_pairs(op)
+    tensors = [pair for pair in pairs if any(isinstance(side.shape[row], list) for side, row in zip(sides, walker.rows[pair]))]
+    return bool(tensors) and all(walker.measured.known[pair] for pair in tensors) and not walker.is_off(op)
 
 
 def possible_differences(walker: DifferenceWalk) -> tuple[list[int], list[int]]:

@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping, Set
 
 from msprobe_engine.align.calls.call_tree import FOREACH, FUSED, Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
+from msprobe_engine.align.parallel import experts
 from msprobe_engine.align.parameters.prefixes import bare, strip_wrappers
 from msprobe_engine.core import names
 from msprobe_engine.core.operator_traits import is_product, of_reducer
@@ -156,6 +157,27 @@ def without_other_code(structure: Structure, target: Tree, golden: Tree) -> Stru
             if target_function and golden_function and target_function != golden_function:
                 apart.add((op, golden_op))
     return _without(structure, apart)
+
+
+def without_other_exchange(structure: Structure, target: Tree, golden: Tree) -> Structure:
+    """Calls around experts that tokens are brought to in another way are no pairs: the same functions handle other tokens. What the experts
+    take in and the module around them gives out tells."""
+    around, golden_around = exchanged_otherwise(structure, target, golden)
+    return _without(structure, {(op, other) for op, other in structure.pairs if op in around or other in golden_around})
+
+
+def exchanged_otherwise(structure: Structure, target: Tree, golden: Tree) -> tuple[dict[int, str], dict[int, str]]:
+    """Calls of the target and of the golden side right inside of a module that holds experts, where each side alone calls collectives (an
+    all-to-all, or a gather of all tokens) -> the path of that module."""
+    lone = ((target, structure.only_target), (golden, structure.only_golden))
+    collectives = [[op for op in records if names.is_collective(tree.side.ops[op])] for tree, records in lone]
+    if not all(collectives):
+        return {}, {}
+    around = experts.around(target), experts.around(golden)
+    paths = [{calls[op] for op in records if op in calls} for records, calls in zip(collectives, around)]
+    both = paths[0] & paths[1]
+    found, golden_found = ({op: path for op, path in calls.items() if path in both} for calls in around)
+    return found, golden_found
 
 
 def _library_function(tree: Tree, op: int) -> tuple[str, str] | None:

@@ -84,7 +84,12 @@ class PairedRank:
     cancelled: Cancelled
 
     def __init__(self, target: Tree, golden: Tree, structure: Structure) -> None:
-        for without in (other_ways.without_updates, other_ways.without_other_code, flat_buffers.without_pieces):
+        for without in (
+            other_ways.without_updates,
+            other_ways.without_other_code,
+            other_ways.without_other_exchange,
+            flat_buffers.without_pieces,
+        ):
             structure = without(structure, target, golden)
         self.target, self.golden, self.structure = target, golden, structure
         self.foreign: dict[int, float] = {}

@@ -191,23 +191,7 @@ def scores_of_one_rank(chunks: list[Any]) -> None:
         decoder(chunks).layers[0].self_attention.core_attention.softmax_scale *= 1.25
 
 
-def messages_in_a_batch(chunks: list[Any]) -> None:
-    """Of two stages with two chunks each, both neighbours are one rank: what goes forward and what goes back is exchanged in one batch, and
-    each takes the other for its own."""
-    for chunk in chunks:
-        chunk.config.overlap_p2p_comm, chunk.config.batch_p2p_comm = False, True
-
-
 CASES = (
-    Fault(
-        "mcore: messages of virtual stages exchanged, bf16",
-        of("--layers 4 --nmb 4 --bf16"),
-        messages_in_a_batch,
-        r"batch_isend_irecv|decoder(\.layers\.[12])?\.Transformer\w+|layers\.[12]\b",
-        "validation of Megatron's arguments: virtual stages without overlap need more than two ranks",
-        TWO,
-        other=of("--layers 4 --pp 2 --vpp 2 --nmb 4 --bf16"),
-    ),
     Fault(
         "mcore: eps of a later stage", of("--pp 2 --nmb 4"), eps_of_the_second_layer, r"layers\.\d\.input_layernorm", levels=("mix", "L0")
     ),

@@ -46,7 +46,7 @@ class LayoutPair:
         trees = self.target.tree, self.golden.tree
         self.kinds = self.target.tree.kinds
         self.experts = experts.experts_of(self.side)
-        self.around = experts.around(self.target.tree) if self.experts else set()
+        self.around = set(experts.around(self.target.tree)) if self.experts else set()
         self.several = max(self.target.micro, self.golden.micro) > 1
         self.owned = parameter_owner.owners(self.target.tree)
         matched = parameter_owner.rematch_by_owner(Matcher(*trees).run(one_batch=False), *trees)
