@@ -287,3 +287,14 @@ def test_a_module_of_another_class_at_the_same_place(tmp_path: Path) -> None:
         assert (f"Module.norm.FusedNorm.forward.{turn}", f"Module.norm.Norm.forward.{turn}") in paired
         assert (f"Functional.norm.{turn}.forward",) * 2 in paired
     assert not any(target.startswith("Module.up") for target, _ in paired)
+
+
+def test_calls_of_one_class_at_the_same_place_that_do_not_belong_together(tmp_path: Path) -> None:
+    """What the backward pass makes again is no partner of a call that the other side makes on the way forward."""
+    sides = []
+    for name, again in (("target", True), ("golden", False)):
+        records = {f"Module.norm.Norm.forward.{turn}": call(4) for turn in range(2)}
+        if again:
+            records["Module.norm.Norm.forward.1"] |= {"is_recompute": True}
+        sides.append(side(tmp_path / name, records))
+    assert match_structure(*sides).pairs == [(0, 0)]

@@ -53,9 +53,9 @@ def test_another_argument_of_the_update(tmp_path: Path, rank_dump: Any) -> None:
     assert first.why.startswith("in the update of parameter layers.1.up.weight by the optimizer: lerp_ weight = 0.2, golden 0.1")
 
 
-def _two_groups(rank_dump: Any, root: Path, order: str, decayed: str) -> Path:
-    """The first update of four layers in this order, each with numbers of its own: a decay of some, and of all the moments, which are 0
-    before."""
+def _two_groups(rank_dump: Any, root: Path, order: str, decayed: str, off: float = 0.001) -> Path:
+    """The first update of four layers in this order, each with numbers of its own: a decay of some, which moves them by `off`, and of all
+    the moments, which are 0 before."""
     made = rank_dump()
     seeds = {layer: 0.1 * place for place, layer in enumerate("abcd", 1)}
     shape = {layer: {"shape": [4] if layer in "ac" else [2, 4]} for layer in seeds}
@@ -69,7 +69,7 @@ def _two_groups(rank_dump: Any, root: Path, order: str, decayed: str) -> Path:
         weight, gradient, first, second = (tensor(seeds[layer] + part) | shape[layer] for part in (2, 5, 6, 7))
         zero = weight | {"Max": 0.0, "Min": 0.0, "Mean": 0.0, "Norm": 0.0}
         if layer in decayed:
-            weight_before, weight = weight, tensor(seeds[layer] + 2.001) | shape[layer]
+            weight_before, weight = weight, tensor(seeds[layer] + 2 + off) | shape[layer]
             made.api("Tensor.mul_", [weight_before, 0.999], [weight])
         made.api("Tensor.lerp_", [zero, gradient, 0.1], [first])
         made.api("Tensor.mul_", [zero, 0.98], [zero])
@@ -90,6 +90,18 @@ def test_a_decay_that_one_group_of_parameters_does_not_have(tmp_path: Path, rank
     assert first is not None
     assert (first.record, first.parameter) == ("Tensor.mul_.0.forward", "a.weight")
     assert first.why.startswith("in the update of parameter a.weight by the optimizer: only the golden run makes this call")
+
+
+def test_a_decay_that_rounding_swallows(tmp_path: Path, rank_dump: Any) -> None:
+    """Norms in bf16 are 1 behind a decay, too: all numbers are the same, and the runs are not."""
+    target = _two_groups(rank_dump, tmp_path / "target", "abcd", "abcd", off=0.0)
+    golden = _two_groups(rank_dump, tmp_path / "golden", "abcd", "bd", off=0.0)
+    for runs, who in (((target, golden), "this run"), ((golden, target), "the golden run")):
+        found = diagnose(*runs)
+        first = found.first_suspect
+        assert first is not None
+        assert (found.finding, first.record) == ("structure", "Tensor.mul_.0.forward")
+        assert first.why == f"only the update of {who} multiplies parameter a.weight by 0.999 (a decay); rounding swallows it in this step"
 
 
 @pytest.mark.parametrize(

@@ -257,15 +257,18 @@ class Matcher(CallPairs):
 
     def _by_path(self) -> bool:
         """Modules at the same place of the model that take in and give out tensors of the same shapes, though one is of another class: a
-        fused norm, an embedding with positions of its own. Returns True when there are."""
+        fused norm, an embedding with positions of its own. Calls of one class without a partner have none for another reason (the backward
+        pass makes them again). Returns True when there are."""
         target_forms, golden_forms = self.forms
+        known = {*self.golden.kinds}
         places: dict[tuple[str, ...], list[int]] = {}
         for j, kind in enumerate(self.golden.kinds):
             if len(kind) == 4 and j not in self.back and not self.golden.is_gradients(j):
                 places.setdefault(kind[:3], []).append(j)
         before = len(self.found)
         for i, kind in enumerate(self.target.kinds):
-            if len(kind) == 4 and i not in self.found and not self.target.is_gradients(i) and (others := places.get(kind[:3])):
+            other_class = len(kind) == 4 and kind not in known and not self.target.is_gradients(i)
+            if other_class and i not in self.found and (others := places.get(kind[:3])):
                 j = others.pop(0)
                 if target_forms[i] == golden_forms[j]:
                     self.pair(i, j)

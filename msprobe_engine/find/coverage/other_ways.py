@@ -12,7 +12,7 @@ from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel import experts
 from msprobe_engine.align.parameters.prefixes import bare, strip_wrappers
 from msprobe_engine.core import names
-from msprobe_engine.core.operator_traits import is_product, of_reducer
+from msprobe_engine.core.operator_traits import SCALINGS, is_product, of_reducer
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.source_line import library_function
 from msprobe_engine.formats.dump.dump_table import OUTPUT
@@ -79,10 +79,24 @@ def _hands_on_all(tree: Tree, op: int) -> bool:
 
 
 def _leaves_all(tree: Tree, op: int) -> bool:
-    """A call in place behind which its tensor has the numbers that it had before: what is read back from a checkpoint."""
+    """A call in place behind which its tensor has the numbers that it had before: what is read back from a checkpoint. A factor that
+    rounding swallows (a decay of a weight of 1 in bf16) is no such call: it moves another weight."""
+    return gives_what_it_takes(tree, op) and factor_of(tree, op) == 1.0
+
+
+def gives_what_it_takes(tree: Tree, op: int) -> bool:
+    """A call in place that changes no statistic of its tensor."""
     side, rows = tree.side, tree.side.rows(op)
     taken, given = next(iter(tree.tensors_in(op)), -1), next((row for row in rows if side.role[row] == OUTPUT), -1)
     return taken >= 0 <= given and _changes(tree.kinds[op][-1]) and side.stats[taken].tobytes() == side.stats[given].tobytes()
+
+
+def factor_of(tree: Tree, op: int) -> float:
+    """The Python number that a call multiplies or divides a tensor by; 1.0 of any other call."""
+    side = tree.side
+    if tree.kinds[op][-1] not in SCALINGS:
+        return 1.0
+    return next((value for row in side.rows(op) if isinstance(value := side.values.get(row), float)), 1.0)
 
 
 def _writes_into_own(tree: Tree, op: int, records: Set[int]) -> bool:
