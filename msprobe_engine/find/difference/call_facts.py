@@ -67,17 +67,25 @@ def find_differing_calls(walker: DifferenceWalk, step: int, rank: int) -> list[S
 
 
 def _swallowed_factors(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
-    """Factors that the update of one run alone puts on parameters, and that rounding swallows in this step."""
-    for tree, alone in ((walker.target, walker.structure.only_target), (walker.golden, walker.structure.only_golden)):
+    """Factors that the update of one run alone puts on parameters, and that rounding swallows in this step. Where the other run makes calls
+    of its own for the parameter it may do the same by these."""
+    if other_ways.update_in_other_ways(walker.target, walker.golden):
+        return
+    sides = ((walker.target, walker.structure.only_target), (walker.golden, walker.structure.only_golden))
+    for (tree, alone), (other_tree, other_alone) in (sides, sides[::-1]):
         behind = [op for op in alone if op > tree.last_backward and other_ways.factor_of(tree, op) != 1.0]
-        owned = owners(tree) if behind else {}
+        if not behind:
+            continue
+        owned, other_owned = owners(tree), owners(other_tree)
+        others = {other_owned[op] for op in other_alone if op in other_owned}
         for op in behind:
             row = next(iter(tree.tensors_in(op)), -1)
-            if op in owned and tree.side.requires_grad[row] and other_ways.gives_what_it_takes(tree, op):
+            owner = owned.get(op)
+            if owner and owner not in others and tree.side.requires_grad[row] and other_ways.gives_what_it_takes(tree, op):
                 of_target = tree is walker.target
                 template = "only the update of {0} multiplies parameter {1} by {2} (a decay); rounding swallows it in this step"
                 who = Sentence("this run") if of_target else Sentence("the golden run")
-                why = Sentence(template, who, ".".join(filter(None, owned[op])), f"{other_ways.factor_of(tree, op):g}")
+                why = Sentence(template, who, ".".join(filter(None, owner)), f"{other_ways.factor_of(tree, op):g}")
                 yield (_origin(op, -1, EXTRA, row, -1) if of_target else _origin(0, op, MISSING, -1, row)), why
 
 
