@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from msprobe_engine.align.calls.call_tree import Tree
+from msprobe_engine.align.calls.call_tree import ROOT, Tree
 from msprobe_engine.align.parallel import expected_differences, merge_statistics
 from msprobe_engine.align.parallel.merge_statistics import AGREES
 from msprobe_engine.align.parallel.micro_batches import cut_into_micro_batches, last_backward
 from msprobe_engine.align.parallel.unshard.global_tensors import GlobalTensors
+from msprobe_engine.align.parallel.unshard.layout_pair import OF_BUFFERS
 from msprobe_engine.align.parallel.unshard.plan import PART
 from msprobe_engine.align.parallel.unshard.planner import Unsharder
 from msprobe_engine.align.parameters.prefixes import bare
@@ -52,7 +53,8 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
         return True
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     if many and any(role == PARAMETERS for *_, role in target_rows):  # one more call of a function gives all behind it other numbers
-        shared = [(shape, places[name]) for name, shape, _ in target_rows if name in places and _is_of_module(name)]
+        moved = _moved_gradients(Tree(target_table))
+        shared = [(shape, places[name]) for name, shape, _ in target_rows if name in places and (_is_of_module(name) or name in moved)]
     cut = sum(
         target_shape != golden_shape and merge_statistics.whole_shape(target_shape, golden_shape) is not None
         for target_shape, golden_shape in shared
@@ -60,6 +62,15 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
     if many:  # a single tensor is of another shape by a fault
         return 50 * cut > len(shared) and cut > 1
     return 5 * cut > len(shared)
+
+
+def _moved_gradients(tree: Tree) -> set[str]:
+    """Names of rows of calls that move gradients between parameters and buffers: behind the first backward call, in no module. Vectors are
+    left out, see `_is_flat`."""
+    side = tree.side
+    behind = range(tree.first_backward, len(side.ops))
+    ops = [op for op in behind if len(tree.kinds[op]) == 3 and tree.kinds[op][-1] in OF_BUFFERS and tree.parents[op] == ROOT]
+    return {side.name[row] for op in ops for row in side.rows(op) if len(side.shape[row] or ()) > 1}
 
 
 def _is_flat(name: str, shape: list[Any], other: list[Any]) -> bool:

@@ -23,7 +23,8 @@ _UNITS = 4
 _MANY = 0.1
 """Part of the tensors that a run has in a dtype that all its numbers are rounded to."""
 
-_OF_BUFFERS = frozenset(("copy_", "narrow", "view", "view_as", "cat", *(f"{way}flatten_dense_tensors" for way in ("", "un", "_", "_un"))))
+OF_BUFFERS = frozenset(("copy_", "narrow", "view", "view_as", "cat", *(f"{way}flatten_dense_tensors" for way in ("", "un", "_", "_un"))))
+"""Calls that put gradients into flat buffers and take them out."""
 
 
 class LayoutPair:
@@ -137,7 +138,7 @@ class LayoutPair:
         each layout decides by itself."""
         side, buffers = self.side, set[int]()
         for op, (direction, *_, api) in enumerate(self.kinds):
-            if direction == "forward" and len(self.kinds[op]) == 3 and api in _OF_BUFFERS:
+            if direction == "forward" and len(self.kinds[op]) == 3 and api in OF_BUFFERS:
                 rows = (row for row in side.rows(op) if roundoff.eps(side.dtype[row]))
                 if any(isinstance(side.shape[row], list) and len(side.shape[row] or ()) == 1 for row in rows):
                     buffers.add(op)
