@@ -18,7 +18,8 @@ from msprobe_engine.find.detect import Run
 from msprobe_engine.find.difference.noise.calibration import Floats, of_ranks
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.launch_line import again_both, with_launch_lines
-from msprobe_engine.find.monitor.monitored import diagnose_monitor, diagnose_two_monitors
+from msprobe_engine.find.monitor.one_monitor import diagnose_monitor
+from msprobe_engine.find.monitor.two_monitors import diagnose_two_monitors
 from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.find.nonfinite.one_side import add_later_nonfinite, add_nonfinite_of_one_side, files_without
 from msprobe_engine.find.step_loop import AlreadyBegun, BothSides, Movements, StepLoop
