@@ -21,6 +21,7 @@ import numpy.typing as npt
 from msprobe_engine.core.dtypes import item_size, plain_name
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.input_files import open_input
+from msprobe_engine.core.io.npy_file import read_header
 from msprobe_engine.formats.tensors.decoding import decoder
 from msprobe_engine.formats.tensors.pt_file import locate_pt
 from msprobe_engine.formats.tensors.reader import NPY, SAFETENSORS, TensorFiles, TensorSource
@@ -261,10 +262,15 @@ def _npy(file: BinaryIO, path: Path, size: int) -> _Place:
         if start + 2 * count > size:
             raise DumpFormatError(f"{path}: ends before the tensor does; it was cut off")
         return _Place(start, *_decoder("bfloat16", path), "bfloat16", sizes, None, 2 * count)
-    try:
+
+    def header() -> tuple[tuple[int, ...], bool, np.dtype[Any]]:
+        file.seek(0)
         version = np.lib.format.read_magic(file)
         read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file, max_header_size=_LARGEST_NPY_HEADER)
+        return read(file, max_header_size=_LARGEST_NPY_HEADER)
+
+    try:
+        shape, fortran, dtype = read_header(header)
     except Exception as error:  # the header is Python text: what numpy says of a damaged one is of many types
         raise DumpFormatError(f"{path}: is no numpy file or is damaged ({str(error)[:120]})") from None
     if dtype.hasobject or dtype.kind not in "biufc":
