@@ -11,6 +11,7 @@ for the parameters of one rank after the other.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -215,7 +216,8 @@ def _pair_by_owner(target_owned: Mapping[int, Owner], target: Tree, golden_owned
     for owner, target_ops in _by_owner(target_owned).items():
         golden_ops = golden_calls.get(owner, [])
         target_kinds, golden_kinds = [target.kinds[op] for op in target_ops], [golden.kinds[op] for op in golden_ops]
-        in_place = [(target_ops[i], golden_ops[j]) for i, j in align(target_kinds, golden_kinds)]
+        alike = Counter(target_kinds) == Counter(golden_kinds)
+        in_place = [] if alike else [(target_ops[i], golden_ops[j]) for i, j in align(target_kinds, golden_kinds)]
         for kind in {*target_kinds} & {*golden_kinds}:
             of_kind = [[op for op in ops if tree.kinds[op] == kind] for ops, tree in ((target_ops, target), (golden_ops, golden))]
             if len(of_kind[0]) == len(of_kind[1]):

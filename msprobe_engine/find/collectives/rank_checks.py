@@ -117,10 +117,9 @@ class RankChecks:
             if odd:
                 self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
                 break
-        if not odd and self.equal:
+        if not odd and self.equal and (self._moved or replicas.moved_alike(table, self._last)):
             shared = {name: rows for name, rows in table.items() if kinds.kind_of(name) != kinds.EXPERT}  # a rank has experts of its own
-            if self._moved or replicas.moved_alike(table, self._last):
-                odd = replicas.find_differing_copies(step, shared, _BEGAN, self._last)
+            odd = replicas.find_differing_copies(step, shared, _BEGAN, self._last)
             self.evidence += [Sentence("{0} parameters that are copies of each other differ.", len(odd))] if odd else []
         if not odd:
             odd = replicas.odd_ones(step, table, self._alike.__contains__)

@@ -44,17 +44,19 @@ def differ(target: Mapping[int, DumpTable], golden: Mapping[int, DumpTable]) -> 
         for name, shape, role in zip(target_table.name, target_table.shape, target_table.role)
         if isinstance(shape, list) and shape
     ]
-    shared = [(shape, places[name]) for name, shape, _ in target_rows if name in places and not _is_flat(name, shape, places[name])]
     if any(role == PARAMETERS and merge_statistics.fills_up(shape, places.get(name)) for name, shape, role in target_rows):
         return True
     if len(target) == len(golden) == 1 and not any(side.collectives or "parallel" in side.header for side in (target_table, golden_table)):
         return False  # two processes that work alone: models of other sizes, not pieces
-    if len(target) > 1 and expected_differences.shares_out(Tree(target_table)) != expected_differences.shares_out(Tree(golden_table)):
+    tree = Tree(target_table)
+    if len(target) > 1 and expected_differences.shares_out(tree) != expected_differences.shares_out(Tree(golden_table)):
         return True
     many = min(len(target), len(golden)) > 1  # two parallel layouts may differ in few places: of sequence parallelism only the norms do
     if many and any(role == PARAMETERS for *_, role in target_rows):  # one more call of a function gives all behind it other numbers
-        moved = _moved_gradients(Tree(target_table))
+        moved = _moved_gradients(tree)
         shared = [(shape, places[name]) for name, shape, _ in target_rows if name in places and (_is_of_module(name) or name in moved)]
+    else:
+        shared = [(shape, places[name]) for name, shape, _ in target_rows if name in places and not _is_flat(name, shape, places[name])]
     cut = sum(
         target_shape != golden_shape and merge_statistics.whole_shape(target_shape, golden_shape) is not None
         for target_shape, golden_shape in shared

@@ -74,7 +74,7 @@ class CarriedNoise(IncomingNoise):
                     self._note_gradient(row)
                 continue
             if not seen.unit[pair] or not seen.rms[pair]:
-                self._exact(pair, inputs, any(map(self._chosen_otherwise, taken)))
+                self._exact(pair, inputs, taken)
                 continue
             result = Result(seen.rms[pair] / self._added_up(op, api, inputs), seen.count[pair], seen.unit[pair])
             if blank:
@@ -246,15 +246,15 @@ class CarriedNoise(IncomingNoise):
         whole = min(1.0, max(seen.norm[pair], seen.mean[pair], element * seen.share[pair]))
         return Noise(element, whole, element * seen.rms[pair] if carried.absolute is None else carried.absolute)
 
-    def _exact(self, pair: int, inputs: Sequence[Operand], of_others: bool) -> None:
+    def _exact(self, pair: int, inputs: Sequence[Operand], taken: Sequence[int]) -> None:
         """Integers, and tensors of zeros: other ones are a difference, unless they were made of numbers with noise, or of integers that
-        noise has made others (`of_others`: which tokens went to an expert)."""
+        noise has made others (which tokens went to an expert). `taken`: what goes in."""
         distance = float(self._walker.measured.distance[pair])
         if not distance:
             return
         noise = max((operand.noise.element for operand in inputs), default=0.0)
         row = self._walker.rows[pair][0]
-        known = of_others or (noise and distance <= roundoff.GROWTH * noise)
+        known = (noise and distance <= roundoff.GROWTH * noise) or any(map(self._chosen_otherwise, taken))
         self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
         if not self.seen.unit[pair]:
             self._notes[row] = _UNKNOWN
