@@ -48,10 +48,14 @@ def pytest_collect_directory(path: Path, parent: pytest.Collector) -> pytest.Col
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Of a parametrized test with the marker `fast_cells` all other cells are slow."""
+    """Of a parametrized test with the marker `fast_cells` all other cells are slow. What a test runs in marks it: Chromium, MindSpore."""
     cells: dict[str, set[str]] = {}
     named: dict[str, set[str]] = {}
     for item in items:
+        if isinstance(item, pytest.Function) and "browser" in item.fixturenames:
+            item.add_marker(pytest.mark.browser)
+        if (Path(__file__).parent / "mindspore") in item.path.parents:
+            item.add_marker(pytest.mark.mindspore)
         if isinstance(item, pytest.Function) and (marker := item.get_closest_marker("fast_cells")) is not None:
             function, cell = item.nodeid.partition("[")[0], item.callspec.id
             cells.setdefault(function, set()).add(cell)
