@@ -171,7 +171,7 @@ def test_command(dump: Dump, tmp_path: Path, capsys: pytest.CaptureFixture[str])
 
 def test_a_dump_of_the_existing_tool() -> None:
     """Statistics of a real model: most calls run again, none is unknown, and the random state stays as it is."""
-    path = Path(__file__).parents[1] / "fixtures" / "8.1.1" / "L1" / "step0" / "rank" / "dump.json"
+    path = Path(__file__).parents[2] / "fixtures" / "8.1.1" / "L1" / "step0" / "rank" / "dump.json"
     before = torch.random.get_rng_state()
     rows = rerun(path)
     assert torch.equal(before, torch.random.get_rng_state())

@@ -14,7 +14,7 @@ import pytest
 from msprobe_engine.cli.main import main
 from msprobe_engine.find.run import diagnose
 
-FIXTURES = Path(__file__).parents[1] / "fixtures" / "compare"
+FIXTURES = Path(__file__).parents[2] / "fixtures" / "compare"
 
 
 def tensor(mean: float = 1.0, top: float | None = None) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.nonfinite.report import CAUSES
 
-PAGE = (Path(__file__).parents[2] / "docs/guide/find-a-nan.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/guide/find-a-nan.md").read_text(encoding="utf-8")
 
 
 def _python(section: str) -> str:

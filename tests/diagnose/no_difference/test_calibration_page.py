@@ -15,7 +15,7 @@ from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.find.run import diagnose
 
-PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "diagnose.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "diagnose.md").read_text(encoding="utf-8")
 
 
 @pytest.mark.slow

@@ -18,7 +18,7 @@ from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.report.table.diff_analyze import first_differences
 
-FIXTURES = Path(__file__).parent.parent / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 VERSIONS = ("8.1.1", "26.2.0")
 TRUTH = {
     "before": (2, r"Torch\.sqrt\.0\.forward"),

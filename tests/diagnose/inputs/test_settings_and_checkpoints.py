@@ -18,7 +18,7 @@ from msprobe_engine.find.config_and_checkpoint import blame_settings_alone
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.run import diagnose
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 PACKS = FIXTURES / "config_packs" / "26.2.0"
 DUMP = FIXTURES / "26.2.0" / "L0"
 

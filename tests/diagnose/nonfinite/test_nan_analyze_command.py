@@ -20,7 +20,7 @@ from msprobe_engine.find.nonfinite.report import write_json
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.incident.writer import write_incident
 
-FIXTURES = Path(__file__).parents[1] / "fixtures"
+FIXTURES = Path(__file__).parents[2] / "fixtures"
 
 
 def bad_step(rank_dump: Any, root: Path, step: int, faulty: int | None = 1, ranks: int = 2) -> None:

@@ -21,7 +21,7 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.run import diagnose
 
 LINE = "File /job/model.py, line {0}, in {1}, \n {2}"
-PACKS = Path(__file__).parents[1] / "fixtures" / "config_packs" / "26.2.0"
+PACKS = Path(__file__).parents[2] / "fixtures" / "config_packs" / "26.2.0"
 NAMES = [
     ("Tensor.__rpow__.0.forward", "input.1", "inv = 1.0 / (base ** (torch.arange(0, d).float() / d))", "base"),
     ("Tensor.__mul__.9.forward", "input.1", "a = torch.softmax(q @ k.T * self.scale + m, -1)", "self.scale"),

@@ -23,7 +23,7 @@ Document = dict[str, Any]
 Change = Callable[[Path, Path], object]
 """What is done to the two roots, target and golden."""
 
-PACK = Path(__file__).parents[1] / "fixtures/config_packs/ours/megatron_checked_base.zip"
+PACK = Path(__file__).parents[2] / "fixtures/config_packs/ours/megatron_checked_base.zip"
 COMMANDS = {
     "compare": "compare -tp {target} -gp {golden} -o {out}",
     "compat": "compare -tp {target} -gp {golden} -o {out} --compat",

@@ -512,7 +512,7 @@ def test_what_diagnose_does_not_look_at(tmp_path: Path, capsys: pytest.CaptureFi
     assert "holds no dump, incident, monitor output, pack of configurations or checkpoint" in said
     assert "there is no such file or directory" in said
     run = Monitor(tmp_path / "run").write()
-    dump = Path(__file__).parents[1] / "fixtures" / "26.2.0" / "L0"
+    dump = Path(__file__).parents[2] / "fixtures" / "26.2.0" / "L0"
     with pytest.raises(UsageError, match="two of one kind"):
         diagnose(run, dump)
     with pytest.raises(NothingCapturedError, match="no rank, step and tensor in common"):
