@@ -4,7 +4,7 @@
     python benchmarks/soak.py --task tensor --format packed --steps 2000
 
 Prints, for windows of 200 steps, resident memory, open files, threads, hooks on the model, and the median time of steps without and
-with a dump. Nothing may grow after the first window. tests/probe/test_soak.py asserts all of it but the times.
+with a dump. Nothing may grow after the first window. tests/probe/training_unchanged/test_soak.py asserts all of it but the times.
 """
 
 from __future__ import annotations

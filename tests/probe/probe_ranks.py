@@ -177,6 +177,22 @@ def train_with_probe(
     return {**state(job.model, losses), "lost": dict(probe.session.writer.lost), **more}
 
 
+def train_with_debugger(config: Path, steps: int) -> dict[str, Any]:
+    """State and losses after a training of the tiny job, as rank 3, that a `PrecisionDebugger` dumps."""
+    from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+
+    debugger = PrecisionDebugger(str(config))
+    job = gpt.Job(TINY)
+    losses = []
+    for _ in range(steps):
+        debugger.start(job.model, rank_id=3)
+        losses.append(job.step())
+        debugger.stop()
+        debugger.step()
+    debugger.run.at_exit()
+    return state(job.model, losses)
+
+
 def train_alone(steps: int) -> dict[str, Any]:
     """The same without a probe; nothing is lost."""
     job = gpt.Job(TINY)

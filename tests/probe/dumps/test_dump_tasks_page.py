@@ -20,7 +20,7 @@ from msprobe_engine.formats.dump.notebook.step_dump import StepDump
 from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
-PAGE = Path(__file__).parents[2] / "docs" / "guide" / "dump.md"
+PAGE = Path(__file__).parents[3] / "docs" / "guide" / "dump.md"
 
 
 class Block(nn.Module):

@@ -11,7 +11,7 @@ import pytest
 
 from msprobe_engine.formats.dump.reader import open_dump
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "dump"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "dump"))
 import existing_tool
 
 pytestmark = [pytest.mark.framework, pytest.mark.existing_tool]

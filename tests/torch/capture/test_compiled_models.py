@@ -25,7 +25,7 @@ OTHERS = (
 @functools.cache
 def run(cases: tuple[str, ...]) -> dict[str, Any]:
     """What the program found, and its log."""
-    environment = {k: v for k, v in os.environ.items() if k != "TORCHDYNAMO_DISABLE"} | {"PYTHONPATH": str(HERE)}
+    environment = {k: v for k, v in os.environ.items() if k != "TORCHDYNAMO_DISABLE"} | {"PYTHONPATH": str(HERE.parent)}
     command = [sys.executable, str(HERE / "compiled_cases.py"), *cases]
     done = subprocess.run(command, env=environment, capture_output=True, text=True, timeout=300, check=False)
     assert done.returncode == 0, done.stderr[-3000:]

@@ -204,7 +204,7 @@ for step in range(2):
 
 def script(config: Path, end: str) -> subprocess.CompletedProcess[str]:
     """A process of its own, which ends as `end` says in the middle of its second step."""
-    text = textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parent), config=str(config), end=end)
+    text = textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parents[1]), config=str(config), end=end)
     return warm.run(text, timeout=240)
 
 

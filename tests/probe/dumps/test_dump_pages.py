@@ -12,7 +12,7 @@ from small_transformer import train
 
 from msprobe_engine.cli.main import main
 
-DOCS = Path(__file__).parents[2] / "docs"
+DOCS = Path(__file__).parents[3] / "docs"
 
 
 def blocks(page: str, language: str) -> list[str]:

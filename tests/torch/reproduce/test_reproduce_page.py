@@ -15,7 +15,7 @@ from msprobe.pytorch import PrecisionDebugger, random_save_end, undo_seed_all
 from msprobe_engine.formats.dump.reader import open_dump
 
 pytestmark = pytest.mark.slow
-PAGE = (Path(__file__).parents[2] / "docs/guide/reproduce.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs/guide/reproduce.md").read_text(encoding="utf-8")
 
 
 def section(title: str) -> tuple[list[str], list[str]]:

@@ -12,11 +12,12 @@ from typing import Any
 
 import probe_ranks as pr
 import pytest
-from test_odd_outputs import STEPS, settings, with_debugger
+from all_sinks import settings
 
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 
 pytestmark = pytest.mark.framework
+STEPS = 3
 TEXTFILE = 0o644
 """Of a text file for the node exporter, which is another user."""
 RUNS = ("probe", "statistics", "tensor", "packed", "free_benchmark")
@@ -30,9 +31,9 @@ def work(run: str, root: Path, umask: int) -> None:
     elif run == "packed":
         config = pr.write_config(root, "L0", task="tensor", dump_path=str(root / "dump"))
         config.write_text(json.dumps({**json.loads(config.read_text()), "tensor": {"tensor_format": "packed"}}))
-        with_debugger(config)
+        pr.train_with_debugger(config, STEPS)
     else:
-        with_debugger(pr.write_config(root, "L1", task=run, dump_path=str(root / "dump")))
+        pr.train_with_debugger(pr.write_config(root, "L1", task=run, dump_path=str(root / "dump")), STEPS)
 
 
 MASKS = (0o000, 0o022, 0o027, 0o077)

@@ -62,7 +62,7 @@ def test_records(tmp_path: Path, level: str) -> None:
     entries = written(tmp_path).entries
     assert entries["my.pkg.f.1.forward"].sections["input_kwargs"]["y"].json == {"type": "int", "value": 2}
     assert [t.description.shape for _, t in entries["my.pkg.f.1.backward"].tensors()] == [(2, 2), (2, 4)]
-    assert "test_debugger_custom.py" in entries["my.pkg.f.0.forward"].stack[0]
+    assert Path(__file__).name in entries["my.pkg.f.0.forward"].stack[0]
     if level == "mix":
         assert entries["Module.a.Linear.forward.0"].parent == "my.pkg.f.0.forward"
 

@@ -15,22 +15,11 @@ from typing import Any, NamedTuple
 
 import probe_ranks as pr
 import pytest
+from all_sinks import settings
 
-from msprobe_engine.core.settings.schema import (
-    CsvSettings,
-    IncidentSettings,
-    JsonLinesSettings,
-    MonitorSettings,
-    ProbeSettings,
-    PrometheusSettings,
-    RuleSettings,
-    SinkSettings,
-    SqliteSettings,
-    TensorBoardSettings,
-)
+from msprobe_engine.core.settings.schema import ProbeSettings, PrometheusSettings, SinkSettings
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.probe.sinks.prometheus import node
-from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
@@ -129,26 +118,6 @@ def planted(root: Path, place: str, kind: Kind) -> Iterator[Path]:
     assert not (path.parent / "nowhere").exists()
 
 
-def settings(root: Path, sink: str = "") -> ProbeSettings:
-    """All sinks, or the one that `sink` names; an alert in every step."""
-    return ProbeSettings(
-        output_dir=str(root),
-        monitor=MonitorSettings(),
-        rules=(RuleSettings(rule="condition", severity="critical", args={"name": "always", "when": "loss > 0", "recovery": 1}),),
-        incident=IncidentSettings(capture_level="", cooldown_steps=0, enabled=sink in ("", "incidents")),
-        sinks=SinkSettings(
-            csv=CsvSettings(
-                enabled=sink in ("", "monitor"), append_output=("Dec01_00-00-00", "Dec01_00-00-01") if sink == "monitor" else ()
-            ),
-            tensorboard=TensorBoardSettings(enabled=sink in ("", "tensorboard")),
-            jsonl=JsonLinesSettings(enabled=sink in ("", "jsonl")),
-            sqlite=SqliteSettings(enabled=sink in ("", "trend")),
-            prometheus=PrometheusSettings(enabled=sink in ("", "prom"), mode="textfile", textfile_dir=str(root / "prom")),
-            anomalies=sink in ("", "anomaly_detected"),
-        ),
-    )
-
-
 def scraped(setup: ProbeSettings) -> str:
     """What an endpoint answers after a step; of a rank without one nothing."""
     probe = TorchProbe(setup)
@@ -164,19 +133,6 @@ def scraped(setup: ProbeSettings) -> str:
             text = answer.read().decode()
     probe.close()
     return text
-
-
-def with_debugger(config: Path) -> dict[str, Any]:
-    debugger = PrecisionDebugger(str(config))
-    job = pr.gpt.Job(pr.TINY)
-    losses = []
-    for _ in range(STEPS):
-        debugger.start(job.model, rank_id=3)
-        losses.append(job.step())
-        debugger.stop()
-        debugger.step()
-    debugger.run.at_exit()
-    return pr.state(job.model, losses)
 
 
 @pytest.fixture(scope="module")
@@ -248,7 +204,7 @@ def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[st
     steps are whole."""
     config = pr.write_config(tmp_path, "L0", task="tensor", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", f"step0/rank3/{name}", KINDS[kind]) as path:
-        done = pr.run(with_debugger, config, directory=tmp_path)[0]
+        done = pr.run(pr.train_with_debugger, config, STEPS, directory=tmp_path)[0]
     assert pr.is_same_training(done.value, reference)
     dump = open_dump(tmp_path / "dump")
     assert [dump.load(step, 3).complete for step in (1, 2)] == [True, True]
@@ -261,7 +217,7 @@ def test_file_of_a_dump(tmp_path: Path, name: str, kind: str, reference: dict[st
 def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: dict[str, Any]) -> None:
     config = pr.write_config(tmp_path, "L0", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", place, KINDS[kind]) as path:
-        done = pr.run(with_debugger, config, directory=tmp_path)[0]
+        done = pr.run(pr.train_with_debugger, config, STEPS, directory=tmp_path)[0]
     assert pr.is_same_training(done.value, reference)
     dump = open_dump(tmp_path / "dump")
     assert [dump.load(step, 3).complete for step in (1, 2)] == [True, True]
@@ -273,7 +229,7 @@ def test_directory_of_a_dump(tmp_path: Path, place: str, kind: str, reference: d
 def test_table_of_the_free_benchmark(tmp_path: Path, kind: str, reference: dict[str, Any]) -> None:
     config = pr.write_config(tmp_path, "L1", task="free_benchmark", dump_path=str(tmp_path / "dump"))
     with planted(tmp_path / "dump", "free_benchmark_summary_rank3.csv", KINDS[kind]) as path:
-        done = pr.run(with_debugger, config, directory=tmp_path)[0]
+        done = pr.run(pr.train_with_debugger, config, STEPS, directory=tmp_path)[0]
     assert pr.is_same_training(done.value, reference)
     assert done.lines(str(path), KINDS[kind].for_file, "move it away"), done.log
 

@@ -16,7 +16,7 @@ from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.backend import TorchBackend
 
 pytestmark = [pytest.mark.framework, pytest.mark.usefixtures("own_debugger")]
-PAGE = (Path(__file__).parents[2] / "docs" / "guide" / "save-tensors.md").read_text(encoding="utf-8")
+PAGE = (Path(__file__).parents[3] / "docs" / "guide" / "save-tensors.md").read_text(encoding="utf-8")
 
 
 class Model(nn.Module):

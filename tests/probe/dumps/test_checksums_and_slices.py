@@ -22,7 +22,7 @@ from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
-sys.path.insert(0, str(Path(__file__).parents[1] / "dump"))
+sys.path.insert(0, str(Path(__file__).parents[2] / "dump"))
 import existing_tool
 
 pytestmark = pytest.mark.framework

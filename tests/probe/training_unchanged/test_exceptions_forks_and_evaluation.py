@@ -30,11 +30,11 @@ def settings(output: Path, level: str = "mix") -> ProbeSettings:
 
 SCRIPT = """
 import sys
-sys.path.insert(0, {here!r})
+sys.path[:0] = {here!r}
 from pathlib import Path
-import probe_ranks as pr, test_life
+import probe_ranks as pr, test_exceptions_forks_and_evaluation as own
 from msprobe_integrations.torch.monitor.probe import TorchProbe
-probe = TorchProbe(test_life.settings(Path({output!r})))
+probe = TorchProbe(own.settings(Path({output!r})))
 job = pr.gpt.Job(pr.TINY)
 probe.attach(job.model, job.optimizer)
 for step in range(2):
@@ -50,7 +50,7 @@ for step in range(2):
 
 def test_exception_in_the_training(tmp_path: Path) -> None:
     """The step in which the training broke is written as far as it came and is marked as not complete; the exception is its own."""
-    text = textwrap.dedent(SCRIPT).format(here=str(Path(__file__).parent), output=str(tmp_path))
+    text = textwrap.dedent(SCRIPT).format(here=[str(Path(__file__).parent), str(Path(__file__).parents[1])], output=str(tmp_path))
     ran = warm.run(text, timeout=240)
     assert ran.returncode == 1
     assert "the training broke" in ran.stderr

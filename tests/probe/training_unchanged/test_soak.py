@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 import warm
 
-SOAK = Path(__file__).parents[2] / "benchmarks" / "soak.py"
+SOAK = Path(__file__).parents[3] / "benchmarks" / "soak.py"
 
 
 @pytest.mark.slow

@@ -243,7 +243,7 @@ def test_a_triton_launch_is_a_record(tmp_path: Path) -> None:
     is as it was."""
     pytest.importorskip("triton")
     program = tmp_path / "launch.py"  # Triton reads the source of a kernel from its file
-    program.write_text(TRITON.format(tests=str(Path(__file__).parent)))
+    program.write_text(TRITON.format(tests=str(Path(__file__).parents[1])))
     environment = {**os.environ, "TRITON_INTERPRET": "1"}
     done = subprocess.run([sys.executable, program], env=environment, capture_output=True, text=True, timeout=240, check=False)
     assert done.stdout.splitlines() == [
