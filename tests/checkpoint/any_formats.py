@@ -64,7 +64,7 @@ def model() -> Any:
 
 
 def weights(target: Path) -> dict[str, Any]:
-    """Megatron's weights under the names of transformers, by the map of names that `test_names_frameworks` proves."""
+    """Megatron's weights under the names of transformers, by the map of names that `names/test_transformers_and_megatron.py` proves."""
     arrays = {key: value.float().numpy() for key, value in model().state_dict().items()}
     facts = {"heads": SIZES["num_attention_heads"], "kv_heads": SIZES["num_key_value_heads"]}
     mine = checkpoint_of(arrays, target / "floats", facts)

@@ -1,4 +1,4 @@
-"""Small real runs of two ranks for `test_damaged_sides`: ``two_rank_runs.py DIRECTORY`` trains with gloo and leaves there a dump per
+"""Small real runs of two ranks for the tests in `damage`: ``two_rank_runs.py DIRECTORY`` trains with gloo and leaves there a dump per
 task (``statistics``, ``md5``, ``tensor``, ``structure``) and one of rank 0 (``chosen``), a monitored run with alerts and its pack
 (``monitored``), a pack with samples and random calls (``pack.zip``) and a checkpoint (``checkpoint.pt``)."""
 

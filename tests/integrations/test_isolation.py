@@ -3,7 +3,7 @@ needs it.
 
 The fast tier tries some functions, the full one every `STRIDE`-th that a training calls, each from its first call on or from one in the
 middle, on all ranks or on one. A new function is found by itself; a new framework needs a row. Megatron has the same in
-tests/megatron/test_isolation_megatron.py.
+tests/megatron/training_unchanged/test_isolation.py.
 """
 
 from __future__ import annotations

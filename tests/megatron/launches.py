@@ -4,6 +4,7 @@ fourth of the time of torchrun; `torchrun` is the launcher itself."""
 from __future__ import annotations
 
 import atexit
+import csv
 import functools
 import json
 import os
@@ -59,3 +60,10 @@ def _server() -> subprocess.Popen[str]:
     server = subprocess.Popen(command, env={**os.environ, **fixed}, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     atexit.register(server.communicate)
     return server
+
+
+def rows(tmp_path: Path, family: str, rank: int) -> list[dict[str, str]]:
+    """Rows of the CSV files of a family that a rank has written."""
+    (file,) = (tmp_path / "out" / "monitor").glob(f"*rank{rank}*/{family}_*.csv")
+    with file.open() as stream:
+        return list(csv.DictReader(stream))

@@ -4,7 +4,43 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
+import torch
+import torch.distributed as dist
+
+from msprobe_engine.core.statistics.digest import digest_array
+from msprobe_integrations.megatron.layout import bucket_groups, buckets_of, places, unwrap_model
+
+
+def gathered(chunks: list[Any]) -> dict[str, tuple[float, ...]]:
+    """norm, sum, min, max and digest of each whole reduced gradient, from gathered data in float64."""
+    found: dict[str, tuple[float, ...]] = {}
+    for stage, chunk in enumerate(chunks):
+        names = {p: n for n, p in unwrap_model(chunk).named_parameters()}
+        whole: dict[int, torch.Tensor] = {}
+        for group in bucket_groups(chunk):
+            for bucket in buckets_of(group):
+                data = bucket.grad_data.clone()
+                if group.ddp_config.use_distributed_optimizer:
+                    members = getattr(group, "intra_distributed_optimizer_instance_group", None) or group.data_parallel_group
+                    shards = list(data.chunk(dist.get_world_size(members)))
+                    mine = shards[dist.get_rank(members)].clone()
+                    parts = [torch.empty_like(mine) for _ in shards]
+                    dist.all_gather(parts, mine, group=members)
+                    data = torch.cat(parts)
+                whole[id(bucket)] = data
+        for parameter, place in places(chunk):
+            data = whole[id(place.bucket)][place.start : place.start + parameter.numel()]
+            wide = data.double().numpy()
+            found[f"{stage} {names[parameter]}"] = (
+                float(np.sqrt((wide**2).sum())),
+                float(wide.sum()),
+                float(wide.min()),
+                float(wide.max()),
+                digest_array(data.numpy()),
+            )
+    return found
 
 
 def check_outputs(expected: list[float], seen: dict[str, Any], level: str, twice: bool) -> None:

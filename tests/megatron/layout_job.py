@@ -12,8 +12,8 @@ import torch
 import torch.distributed as dist
 from every_family import EVERY_FAMILY
 from forkpool import run_ranks
+from layout_checks import gathered
 from megatron_harness import probe_settings, run_gpt
-from test_reduced_gradients import gathered
 
 from msprobe_engine.core.records import leaves
 from msprobe_engine.core.settings.schema import ReplicaCheckSettings
