@@ -1,4 +1,5 @@
-"""Dumps that are damaged, incomplete or hostile: what can be read is compared, what cannot is said, and the exit code is 3."""
+"""Dumps and mapping files that are damaged, incomplete or hostile: what can be read is compared, what cannot is said, and the exit code is
+3."""
 
 from __future__ import annotations
 
@@ -16,8 +17,11 @@ from driver_dumps import dump, pair, tensor
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
+from msprobe_engine.align.mapping.api import _entries
 from msprobe_engine.cli.main import main
+from msprobe_engine.core.errors import UsageError
 from msprobe_engine.formats.dump.read_table import read_side
+from msprobe_engine.formats.mapping_file import texts
 from msprobe_engine.report.table.api import compare_dumps
 
 CALL = "Functional.linear.2.forward"
@@ -268,3 +272,18 @@ def test_both_generations_end_alike(tmp_path: Path, capsys: pytest.CaptureFixtur
     edit(target / "step0/rank0", put(dtype="torch.int64"))
     codes = [ends_well(argv, capsys) for argv in commands(target, golden, tmp_path / "out")]
     assert codes[0] == codes[2] == 1
+
+
+def _nested() -> list[Any]:
+    """A list of 9 lists ... 15 deep, as aliases of a YAML file give it: its text would have 9**15 items."""
+    value: list[Any] = ["x"]
+    for _ in range(15):
+        value = [value] * 9
+    return value
+
+
+@pytest.mark.parametrize("read", [lambda value: texts({"a": value}, "cell mapping"), lambda value: _entries({"a": value}), _entries])
+def test_nested_aliases_are_refused_at_once(read: Callable[[Any], Any]) -> None:
+    """The message names the place, and never writes the value out."""
+    with pytest.raises(UsageError, match="list"):
+        read(_nested())

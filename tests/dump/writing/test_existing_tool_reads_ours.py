@@ -1,4 +1,4 @@
-"""The existing tool's compare reads the tensor files of our dumps."""
+"""The existing tool's own compare takes our dumps and reads their tensor files."""
 
 from __future__ import annotations
 
@@ -13,6 +13,16 @@ from torch import nn
 
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
+
+
+@pytest.mark.parametrize("kind", ["L0", "L1", "mix"])
+@pytest.mark.existing_tool
+@pytest.mark.parametrize("version", existing_environment.VERSIONS)
+def test_compare_accepts_our_dump(tmp_path: Path, version: str, kind: str) -> None:
+    """Our dump of the same data gives the rows that the existing dump gives against itself, as target and as golden, and no error."""
+    figures = existing_tool.check(version, existing_environment.existing_tool(version).directory, kind, tmp_path)
+    assert figures["rows"] > 40
+    assert figures["ours_target_stacks"] > 0
 
 
 def dump(directory: Path) -> Path:

@@ -1,4 +1,4 @@
-"""Examples of docs/guide/config-check.md."""
+"""Examples of docs/guide/config-check.md and docs/guide/launch-scripts.md."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ import pytest
 from msprobe_engine.cli.main import main
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "config-check.md"
+SCRIPTS = PAGE.with_name("launch-scripts.md")
 RUN = """\
 export NCCL_ALGO=Ring
 MODEL=(--num-layers 4 --hidden-size 64)
@@ -63,3 +64,13 @@ def test_the_program_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     said = capsys.readouterr().out
     assert "changes numerics lr learning_rate 3e-4 1e-4 every update is scaled by it" in said
     assert "error {'env': 'error'" in said
+
+
+def test_the_page_shows_what_comes_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """The program of the page prints, for the script of the page, what the page shows."""
+    blocks = re.findall(r"^```(\w*)\n(.*?)^```$", SCRIPTS.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    (_, script), (_, program), (_, shown) = blocks
+    monkeypatch.chdir(tmp_path)
+    Path("run.sh").write_text(script, encoding="utf-8")
+    exec(compile(program, str(SCRIPTS), "exec"), {})
+    assert capsys.readouterr().out == shown
