@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 import pytest
@@ -19,12 +20,77 @@ def named(verdict: Verdict) -> list[tuple[int, str, str]]:
     return [(o.rank, o.call.name, o.cause) for o in verdict.suspects]
 
 
-def test_clean_step(rank_dump: Any) -> None:
-    """A step without NaN or Inf has no suspect."""
-    r = rank_dump()
-    r.api("Functional.linear", ["ok", "ok"])
-    r.api("Functional.relu", ["ok"])
-    assert named(run(r)) == []
+STEPS_OF_ONE_RANK: dict[str, tuple[str, str, str, str]] = {
+    "a step without NaN or Inf": ("Functional.linear: ok ok -> ok; Functional.relu: ok -> ok", "", "", ""),
+    "the innermost module with clean inputs and a bad output": (
+        "block.fc1.Linear@block.Block: ok -> ok; block.fc2.Linear@block.Block: ok -> nan; "
+        "block.Block: ok -> nan", "Module.block.fc2.Linear.forward.0", "module", "",
+    ),
+    "a bad input inside of clean ones is an operation of the parent that was not recorded": (
+        "block.fc1.Linear@block.Block: ok -> ok; block.fc2.Linear@block.Block: nan -> nan; block.Block: ok -> nan",
+        "Module.block.Block.forward.0", "unrecorded",
+        "Module.block.fc2.Linear.forward.0",
+    ),
+    "a bad input of the outermost module": (
+        "Functional.linear@net.Net: nan ok -> nan; net.Net: nan -> nan",
+        "Functional.linear.0.forward", "data", "",
+    ),
+    "a mask made by full and triu is followed through its addition": (
+        "Torch.full: -> -inf; Torch.triu: -inf -> -inf; Tensor.__add__: ok -inf -> -inf; "
+        "Functional.softmax: -inf -> ok; Functional.gelu: ok -> nan",
+        "Functional.gelu.0.forward", "operator", "",
+    ),
+    "softmax that makes NaN of a mask": (
+        "Tensor.masked_fill: ok -> -inf; Functional.softmax: -inf -> nan", "Functional.softmax.0.forward", "operator", "mask",
+    ),
+    "a mask that is not swallowed and makes the loss infinite": (
+        "Tensor.masked_fill: ok -> -inf; Tensor.sum: -inf -> -inf()", "Tensor.masked_fill.0.forward", "operator", "",
+    ),
+    "an infinity that was computed, with masks about, and turns into NaN": (
+        "Tensor.masked_fill: ok -> -inf; Functional.softmax: -inf -> ok; Torch.matmul: ok ok -> inf; Functional.softmax: inf -> nan",
+        "Torch.matmul.0.forward", "operator", "",
+    ),
+    "a NaN that `where` has thrown away before another one": (
+        "Torch.div: ok ok -> nan; Torch.where: ok nan ok -> ok; Functional.linear: ok -> ok; Torch.sqrt: ok -> nan; "
+        "Functional.linear: nan -> nan",
+        "Torch.sqrt.0.forward", "operator", "",
+    ),
+    "memory of torch.empty that nothing uses": ("Torch.empty: -> nan; Functional.linear: ok -> ok", "", "", ""),
+    "inputs without statistics, which do not count as bad": (
+        "Functional.linear: unknown -> nan", "Functional.linear.0.forward", "operator", "no statistics",
+    ),
+    "an operation in place, whose input was read after it": (
+        "Functional.linear: ok -> ok; Tensor.div_: nan -> nan", "Tensor.div_.0.forward", "unrecorded", "",
+    ),
+    "without modules the call behind an operation that was not recorded": (
+        "Functional.linear: ok -> ok; Functional.softmax: ok -> ok; "
+        "Tensor.__matmul__: nan ok -> nan", "Tensor.__matmul__.0.forward", "unrecorded", "",
+    ),
+    "log(0) that exp swallows": ("Torch.log: ok -> -inf; Torch.exp: -inf -> ok; "
+        "Functional.linear: ok -> ok", "", "Torch.log.0.forward", ""),
+}  # fmt: skip
+"""Calls in order (name: inputs -> output; `@module` inside of that one; `()` for a number without dimensions), the call that is named, its
+cause (where none is named: the call that was harmless), and what its note says."""
+
+
+def write_call(r: Any, call: str) -> None:
+    name, parent, given, out = re.fullmatch(r"([^:@]+)@?([^:]*): ?(.*?) ?-> (\S+)", call.strip()).groups()  # type: ignore[union-attr]
+    inside = f"Module.{parent}.forward.0" if parent else None
+    output = r.number(out[:-2]) if out.endswith("()") else out
+    write = r.api if name.startswith(("Functional.", "Tensor.", "Torch.")) else r.module
+    write(name, given.split(), [output], parent=inside)
+
+
+def test_steps_of_one_rank(rank_dump: Any) -> None:
+    """What is named, or nothing."""
+    for case, (calls, call, cause, note) in STEPS_OF_ONE_RANK.items():
+        r = rank_dump()
+        for line in calls.split(";"):
+            write_call(r, line)
+        verdict = run(r)
+        assert named(verdict) == ([(0, call, cause)] if call else []), case
+        assert [o.call.name for o in verdict.harmless] == ([cause] if cause and not call else []) or call, case
+        assert not note or note in verdict.suspects[0].notes[0], case
 
 
 def test_finest_operator_inside_module(rank_dump: Any) -> None:
@@ -40,26 +106,6 @@ def test_finest_operator_inside_module(rank_dump: Any) -> None:
     assert [call.name for _, call in verdict.spread[0]] == ["Functional.dropout.0.forward", m]
 
 
-def test_modules_only(rank_dump: Any) -> None:
-    """At L0 the innermost module with clean inputs and a bad output is named."""
-    r = rank_dump()
-    r.module("block.fc1.Linear", ["ok"], ["ok"], parent="Module.block.Block.forward.0")
-    r.module("block.fc2.Linear", ["ok"], ["nan"], parent="Module.block.Block.forward.0")
-    r.module("block.Block", ["ok"], ["nan"])
-    assert named(run(r)) == [(0, "Module.block.fc2.Linear.forward.0", "module")]
-
-
-def test_unrecorded_operation(rank_dump: Any) -> None:
-    """A child with a bad input inside a parent with clean inputs means an operation of the parent that was not recorded."""
-    r = rank_dump()
-    r.module("block.fc1.Linear", ["ok"], ["ok"], parent="Module.block.Block.forward.0")
-    r.module("block.fc2.Linear", ["nan"], ["nan"], parent="Module.block.Block.forward.0")
-    r.module("block.Block", ["ok"], ["nan"])
-    verdict = run(r)
-    assert named(verdict) == [(0, "Module.block.Block.forward.0", "unrecorded")]
-    assert "Module.block.fc2.Linear.forward.0" in verdict.suspects[0].notes[0]
-
-
 def test_parameter(rank_dump: Any) -> None:
     """A bad parameter is named as such, at module level and behind the API call that used it."""
     r = rank_dump()
@@ -71,14 +117,6 @@ def test_parameter(rank_dump: Any) -> None:
     verdict = run(r)
     assert named(verdict) == [(0, "Module.fc.Linear.forward.0", "parameter")]
     assert verdict.suspects[0].facts[0].place == "parameters.weight"
-
-
-def test_data(rank_dump: Any) -> None:
-    """A bad input of the outermost module is bad data."""
-    r = rank_dump()
-    r.api("Functional.linear", ["nan", "ok"], ["nan"], parent="Module.net.Net.forward.0")
-    r.module("net.Net", ["nan"], ["nan"])
-    assert named(run(r)) == [(0, "Functional.linear.0.forward", "data")]
 
 
 def test_mask_is_no_fault(rank_dump: Any) -> None:
@@ -98,56 +136,6 @@ def test_mask_is_no_fault(rank_dump: Any) -> None:
     assert named(run(bad)) == [(0, "Functional.linear.0.forward", "operator")]
 
 
-def test_mask_as_added_tensor(rank_dump: Any) -> None:
-    """A mask made by full and triu, added to the scores, is followed through the addition."""
-    r = rank_dump()
-    r.api("Torch.full", [], ["-inf"])
-    r.api("Torch.triu", ["-inf"], ["-inf"])
-    r.api("Tensor.__add__", ["ok", "-inf"], ["-inf"])
-    r.api("Functional.softmax", ["-inf"], ["ok"])
-    r.api("Functional.gelu", ["ok"], ["nan"])
-    assert named(run(r)) == [(0, "Functional.gelu.0.forward", "operator")]
-
-
-def test_row_masked_completely(rank_dump: Any) -> None:
-    """softmax that makes NaN of a mask is the origin, and the mask is mentioned."""
-    r = rank_dump()
-    r.api("Tensor.masked_fill", ["ok"], ["-inf"])
-    r.api("Functional.softmax", ["-inf"], ["nan"])
-    verdict = run(r)
-    assert named(verdict) == [(0, "Functional.softmax.0.forward", "operator")]
-    assert "mask" in verdict.suspects[0].notes[0]
-
-
-def test_mask_that_reaches_the_loss(rank_dump: Any) -> None:
-    """A mask that is not swallowed and makes the loss infinite is the origin after all."""
-    r = rank_dump()
-    r.api("Tensor.masked_fill", ["ok"], ["-inf"])
-    r.data[r.api("Tensor.sum", ["-inf"], ["-inf"])]["output"][0]["shape"] = []
-    assert named(run(r)) == [(0, "Tensor.masked_fill.0.forward", "operator")]
-
-
-def test_overflow_that_becomes_nan(rank_dump: Any) -> None:
-    """A computed infinity that turns into NaN later is the origin, even with masks about."""
-    r = rank_dump()
-    r.api("Tensor.masked_fill", ["ok"], ["-inf"])
-    r.api("Functional.softmax", ["-inf"], ["ok"])
-    r.api("Torch.matmul", ["ok", "ok"], ["inf"])
-    r.api("Functional.softmax", ["inf"], ["nan"])
-    assert named(run(r)) == [(0, "Torch.matmul.0.forward", "operator")]
-
-
-def test_swallowed_infinity(rank_dump: Any) -> None:
-    """log(0) followed by exp is harmless: not reported, but kept for the notes."""
-    r = rank_dump()
-    r.api("Torch.log", ["ok"], ["-inf"])
-    r.api("Torch.exp", ["-inf"], ["ok"])
-    r.api("Functional.linear", ["ok"], ["ok"])
-    verdict = run(r)
-    assert named(verdict) == []
-    assert [o.call.name for o in verdict.harmless] == ["Torch.log.0.forward"]
-
-
 @pytest.mark.parametrize(
     ("call", "dtype", "said"),
     [("Tensor.pow", "torch.float16", True), ("Tensor.pow", "torch.float32", False), ("Torch.exp", "torch.float16", False)],
@@ -160,17 +148,6 @@ def test_a_square_that_outgrows_float16_and_is_divided_by(call: str, dtype: str,
     verdict = run(r)
     assert named(verdict) == []
     assert bool(describe_lost_numbers(verdict)) == said
-
-
-def test_swallowed_nan_before_the_real_one(rank_dump: Any) -> None:
-    """A NaN that `where` threw away is not the origin of a later one."""
-    r = rank_dump()
-    r.api("Torch.div", ["ok", "ok"], ["nan"])
-    r.api("Torch.where", ["ok", "nan", "ok"], ["ok"])
-    r.api("Functional.linear", ["ok"], ["ok"])
-    r.api("Torch.sqrt", ["ok"], ["nan"])
-    r.api("Functional.linear", ["nan"], ["nan"])
-    assert named(run(r)) == [(0, "Torch.sqrt.0.forward", "operator")]
 
 
 def test_nested_output(rank_dump: Any) -> None:
@@ -320,40 +297,6 @@ def test_pipeline_without_recorded_communication(rank_dump: Any) -> None:
     a.module("s0.Layer", ["ok"], ["nan"])
     b.module("s1.Layer", ["nan"], ["nan"])
     assert named(run(a, b)) == [(0, "Module.s0.Layer.forward.0", "module")]
-
-
-def test_uninitialised_memory_is_no_birth(rank_dump: Any) -> None:
-    """NaN in the output of torch.empty is not reported when nothing uses it."""
-    r = rank_dump()
-    r.api("Torch.empty", [], ["nan"])
-    r.api("Functional.linear", ["ok"], ["ok"])
-    assert named(run(r)) == []
-
-
-def test_missing_statistics(rank_dump: Any) -> None:
-    """Inputs without statistics do not count as bad; the suspect says that they are unknown."""
-    r = rank_dump()
-    r.api("Functional.linear", ["unknown"], ["nan"])
-    verdict = run(r)
-    assert named(verdict) == [(0, "Functional.linear.0.forward", "operator")]
-    assert "no statistics" in verdict.suspects[0].notes[0]
-
-
-def test_in_place(rank_dump: Any) -> None:
-    """An in-place operation whose input was read after it looks bad on both sides; it is still the place that is named."""
-    r = rank_dump()
-    r.api("Functional.linear", ["ok"], ["ok"])
-    r.api("Tensor.div_", ["nan"], ["nan"])
-    assert named(run(r))[0][1] == "Tensor.div_.0.forward"
-
-
-def test_unrecorded_operation_without_modules(rank_dump: Any) -> None:
-    """At L1 a bad input after clean calls means an operation that was not recorded; the next recorded call is named."""
-    r = rank_dump()
-    r.api("Functional.linear", ["ok"], ["ok"])
-    r.api("Functional.softmax", ["ok"], ["ok"])
-    r.api("Tensor.__matmul__", ["nan", "ok"], ["nan"])
-    assert named(run(r)) == [(0, "Tensor.__matmul__.0.forward", "unrecorded")]
 
 
 def test_replicas_without_recorded_communication(rank_dump: Any) -> None:
