@@ -13,6 +13,11 @@ from msprobe_integrations.torch.op_tools.accuracy.references import find
 from msprobe_integrations.torch.op_tools.accuracy.references.formula import with_known_arguments
 
 
+def normal(*shape: int, dtype: torch.dtype = torch.float32, grad: bool = False) -> torch.Tensor:
+    """Random numbers."""
+    return torch.randn(*shape, dtype=dtype).requires_grad_(grad)
+
+
 class Memory:
     """Saved tensors of a dump that is not on a disk."""
 
