@@ -83,7 +83,7 @@ def test_a_server_that_is_closed_or_killed_goes_on_where_it_was(tmp_path: Path) 
     folder = tmp_path / f"rank0-{client.session}"
     first_left = sorted(n for n in os.listdir(folder) if n.endswith(".msg"))[0]
     (folder / "000000000001.msg").write_bytes((folder / first_left).read_bytes())  # as if it had died before it removed it
-    client.close(5.0)
+    client.close(60.0)
     with _serving(tmp_path, kept):
         assert _finished(kept)
     assert kept.numbers(client.session) == list(range(100))
@@ -185,7 +185,7 @@ def test_what_is_no_message_is_set_aside_and_counted(tmp_path: Path) -> None:
     client = _sending(tmp_path, events)
     for i in range(10):
         client.send({"i": i}, [b"x" * 100])
-    client.close(5.0)
+    client.close(60.0)
     folder = tmp_path / f"rank0-{client.session}"
     path = lambda n: folder / layout.message_name(n, None)  # noqa: E731
     secret = tmp_path / "secret"
@@ -222,7 +222,7 @@ def test_a_missing_message_is_waited_for_and_then_counted(tmp_path: Path) -> Non
     client = _sending(tmp_path, events)
     for i in range(10):
         client.send({"i": i}, [])
-    client.close(5.0)
+    client.close(60.0)
     folder = tmp_path / f"rank0-{client.session}"
     late = (folder / layout.message_name(3, None)).read_bytes()
     (folder / layout.message_name(3, None)).unlink()
@@ -249,7 +249,7 @@ def test_clocks_that_differ_change_nothing(tmp_path: Path) -> None:
                     os.utime(folder / name, (0, 0) if i % 2 else (4e9, 4e9))
             time.sleep(0.1)
         assert "gone" not in kept.kinds()
-        client.close(5.0)
+        client.close(60.0)
         assert _finished(kept)
     assert kept.numbers(client.session) == list(range(12))
 
@@ -289,7 +289,7 @@ def test_a_killed_training_leaves_whole_messages_and_is_noticed(tmp_path: Path) 
         assert numbers == list(range(len(numbers)))
         assert server.sessions()[0].refused == 0
         assert until(lambda: kept.numbers(other.session) == [0])
-        other.close(5.0)
+        other.close(60.0)
 
 
 def test_a_full_disk_at_the_server_keeps_the_files(tmp_path: Path) -> None:
@@ -301,7 +301,7 @@ def test_a_full_disk_at_the_server_keeps_the_files(tmp_path: Path) -> None:
     for i in range(5):
         client.send({"i": i}, [])
     with _serving(tmp_path, kept):
-        client.close(5.0)
+        client.close(60.0)
         assert until(lambda: "fault" in kept.kinds())
         assert kept.numbers(client.session) == [0]
         full[0] = False
@@ -320,7 +320,7 @@ def test_a_folder_that_is_removed_comes_back(tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / f"rank0-{client.session}")
     client.send({"i": 1}, [])
     with _serving(tmp_path, kept) as server:
-        client.close(5.0)
+        client.close(60.0)
         assert _finished(kept)
         assert server.sessions()[0].missing == 1
     assert kept.numbers(client.session) == [1]
