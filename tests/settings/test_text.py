@@ -1,8 +1,10 @@
-"""Settings files as plain data."""
+"""Settings files as plain data; small ones that would take for ever or all memory if they were expanded."""
 
 from __future__ import annotations
 
+import json
 import os
+import time
 from pathlib import Path
 
 import pytest
@@ -10,6 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.errors import SettingsError
+from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.text import MAX_BYTES, parse, read_file
 
 
@@ -82,3 +85,30 @@ def test_mappings_that_merge_each_other_come_to_an_end() -> None:
         assert len(parse("\n".join(lines).encode(), Path("a.yaml"))["k8"]) == 10
     except SettingsError as error:
         assert "more than 100000 keys" in str(error)  # noqa: PT017 - both outcomes are right
+
+
+BOMB = "a: &a [x, x, x, x, x, x, x, x, x]\n" + "".join(
+    f"{name}: &{name} [{', '.join([f'*{before}'] * 9)}]\n" for before, name in zip("abcdefghijk", "bcdefghijkl")
+)
+
+
+@pytest.mark.parametrize("use", ["output_dir: *l", "monitor: *l", "rules: [{rule: nan_inf, args: {x: *l}}]", "monitor: {targets: *l}"])
+def test_yaml_alias_bombs_are_errors(tmp_path: Path, use: str) -> None:
+    """Aliases of aliases (3 * 10**11 values) are refused without being written out."""
+    file = tmp_path / "probe.yaml"
+    file.write_text(f"{BOMB}{use}\n")
+    with pytest.raises(SettingsError) as error:
+        load_settings(file)
+    assert len(str(error.value)) < 20_000
+
+
+def test_overlapping_ranges_are_each_once(tmp_path: Path) -> None:
+    """Thousands of overlapping ranges cost no more than their union."""
+    file = tmp_path / "config.json"
+    step = [f"{i}-900000" for i in range(5000)] + [3, "1-2", 3]
+    file.write_text(json.dumps({"task": "statistics", "level": "L1", "rank": [], "step": step}))
+    begin = time.monotonic()
+    dump = load_settings(file).dump
+    assert dump is not None
+    assert dump.step == tuple(range(900_001))
+    assert time.monotonic() - begin < 10

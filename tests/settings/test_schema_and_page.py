@@ -1,7 +1,8 @@
-"""The JSON Schema of the settings, for editors."""
+"""The JSON Schema of the settings, for editors, and their reference page."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import jsonschema
@@ -11,7 +12,7 @@ from hypothesis import given
 from settings_trees import build_or_fail, trees
 
 from msprobe_engine.core.errors import SettingsError
-from msprobe_engine.core.settings.document import key_paths
+from msprobe_engine.core.settings.document import key_paths, page
 from msprobe_engine.core.settings.json_schema import json_schema
 from msprobe_engine.core.settings.presets import PRESETS, preset_file
 from msprobe_engine.core.settings.schema import ProbeSettings
@@ -86,3 +87,17 @@ def test_every_key_has_its_line_of_help() -> None:
         return sum(map(described, node)) if isinstance(node, list) else 0
 
     assert described(json_schema()) == len(key_paths())
+
+
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
+
+
+def test_the_page_is_current() -> None:
+    """docs/reference/settings.md is what `python -m msprobe_engine.core.settings.document` writes today."""
+    assert PAGE.read_text(encoding="utf-8") == page()
+
+
+def test_every_key_is_on_the_page() -> None:
+    """Each key of the tree has a line, or a title where it is a section."""
+    for path in key_paths():
+        assert f"\n* `{path.rpartition('.')[2]}` (" in page() or f"## `{path}`" in page() or f"## `{path}[]`" in page(), path

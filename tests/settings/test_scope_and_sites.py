@@ -1,13 +1,16 @@
-"""Names that may stand in ``scope``."""
+"""Names that may stand in ``scope``, and in ``monitor.collective_sites``, checked when settings are loaded."""
 
 from __future__ import annotations
+
+from pathlib import Path
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.names import ApiName, ModuleName
-from msprobe_engine.core.settings.load import problem
+from msprobe_engine.core.settings.load import load_settings, problem
 
 PART = st.from_regex(r"[A-Za-z_][A-Za-z0-9_]{0,8}", fullmatch=True)
 PATH = st.lists(PART | st.integers(0, 99).map(str), min_size=1, max_size=3).map(".".join)
@@ -44,3 +47,15 @@ def test_no_names(name: str) -> None:
         said = problem(name, level)
         assert said.startswith("is no full record name; allowed at level")
         assert len(said) < 400
+
+
+def test_pattern_that_is_none(tmp_path: Path) -> None:
+    """A pattern that is no regular expression is refused with its place and what is wrong; a good one is kept as it is."""
+    path = tmp_path / "probe.yaml"
+    path.write_text("monitor:\n  collective_sites: ['train\\.py\\[12\\]', 'a[1']\n")
+    with pytest.raises(SettingsError, match=r"monitor\.collective_sites\[1\]: 'a\[1' is no regular expression"):
+        load_settings(path)
+    path.write_text("monitor:\n  collective_sites: ['train\\.py\\[12\\]']\n")
+    monitor = load_settings(path).monitor
+    assert monitor is not None
+    assert monitor.collective_sites == (r"train\.py\[12\]",)
