@@ -53,7 +53,8 @@ class RankChecks:
         collectives: how many could be held against each other; None before a step was seen.
         several: a step has more than one rank.
         equal: parameters of several ranks were seen, and none of them differs; None before any were seen.
-        parted: first step in which parameters differ that were all the same in a step before, or one whose elements are not all the same.
+        parted: first step in which parameters differ that were all the same in a step before, or one whose elements are not all the same;
+            or ranks that began with the same numbers of all parameters (those that hold one shard) no longer have them.
     """
 
     collectives: int | None = None
@@ -69,6 +70,7 @@ class RankChecks:
     _copied: set[str] = field(default_factory=set)  # those whose elements were not all the same: parts of a tensor are not so alike
     _began: dict[str, dict[int, replicas.Row]] = field(default_factory=dict)  # the parameters that the other run begins with
     _last: dict[str, replicas.Row] = field(default_factory=dict)  # those of the step before, where all ranks had the same
+    _together: list[tuple[int, ...]] | None = None  # ranks that began with the same numbers of all parameters
     _moved: bool = False  # an update has moved some of them to the same numbers on all ranks
 
     def check_step(self, step: int, sides: Mapping[int, DumpTable]) -> None:
@@ -132,6 +134,10 @@ class RankChecks:
         if self.parted is None and any(not replicas.is_equal(table[name].values()) for name in self._copied & table.keys()):
             self.parted = step
         self._copied |= {name for name in self._alike & table.keys() if any(row[1] != row[2] for row in table[name].values())}
+        if self._together is None and table:
+            self._together = replicas.ranks_alike(table)
+        if self.parted is None and set(self._together or ()) - set(replicas.ranks_alike(table)):
+            self.parted = step
         held = [rows for rows in table.values() if len(rows) > 1]
         if held:
             equal = all(replicas.is_equal(rows.values()) for rows in held)

@@ -134,6 +134,18 @@ def of_same_shape(table: Mapping[str, Mapping[int, Row]], group: Collection[int]
     return {name: rows for name, rows in out.items() if len({row[0] for row in rows.values()}) == 1}
 
 
+def ranks_alike(table: Mapping[str, Mapping[int, Row]]) -> list[tuple[int, ...]]:
+    """Groups of ranks that have the same numbers of all parameters, as those that hold one shard of a model have."""
+    held: dict[int, list[tuple[str, Row]]] = {}
+    for name, rows in table.items():
+        for rank, row in rows.items():
+            held.setdefault(rank, []).append((name, row))
+    groups: dict[tuple[tuple[str, Row], ...], list[int]] = {}
+    for rank, parameters_of_rank in sorted(held.items()):
+        groups.setdefault(tuple(parameters_of_rank), []).append(rank)
+    return [tuple(ranks) for ranks in groups.values() if len(ranks) > 1]
+
+
 def say_not_compared(diagnosis: Diagnosis, parted: int | None, checked: int | None = None) -> None:
     """Nothing recorded says which ranks hold copies.
 
@@ -147,7 +159,7 @@ def say_not_compared(diagnosis: Diagnosis, parted: int | None, checked: int | No
         said = Sentence(template, checked)
     diagnosis.evidence.append(said)
     if parted is not None:
-        template = "parameters that were the same on all ranks differ from step {0} on; where ranks are replicas, they have parted"
+        template = "parameters that were the same on several ranks differ from step {0} on; where ranks are replicas, they have parted"
         diagnosis.problems.append(Sentence(template, parted))
 
 
@@ -166,12 +178,14 @@ def of_moved_copies(
     table: Mapping[str, Mapping[int, Row]], began: Mapping[str, Mapping[int, Row]], other: Mapping[str, Mapping[int, Row]]
 ) -> dict[str, dict[int, Row]]:
     """What ranks have of the parameters that another run holds alike on the same ranks, in the same shape (else they are parts here), where
-    it has moved them.
+    it has moved them. Nothing where a rank lacks one of those parameters: stages of a pipeline may number their layers alike.
 
     Args:
         began, other: of the other run, in its first step and in this one.
     """
     moved: dict[str, dict[int, Row]] = {}
+    if any(rows.keys() - table.get(name, {}).keys() for name, rows in other.items()):
+        return moved
     for name, rows in table.items():
         then, now = set(began.get(name, {}).values()), set(other.get(name, {}).values())
         one_shape = len({row[0] for row in (*rows.values(), *now)}) == 1

@@ -84,6 +84,7 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
     by_rank: list[tuple[tuple[int, ...], Difference]] = []
     later: Counter[str] = Counter()
     since = math.inf
+    elsewhere = _names_by_digest(bench, first) if other_cut else {}
     for (name, rank), seen in work.unequal.items():
         steps = sorted(seen)
         if steps[0] > first:
@@ -92,6 +93,8 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
             continue
         golden_tensor, target_tensor = seen[steps[0]]
         why, severity = _why_weights(golden_tensor, target_tensor, other_cut)
+        if (same := elsewhere.get(target_tensor.get("digest"))) is not None:
+            why, severity = Sentence("it is another layer on this rank: the golden run has its numbers as {0}", same), MAY
         by_rank.append(
             (
                 (rank,),
@@ -104,6 +107,12 @@ def compare_weights(bench: Tensors, cmp: Tensors, *, other_ranks: bool = False, 
         why = Sentence("they are equal at step {0} and other ones from step {1} on: another input or update before it", first, int(since))
         sheet.differences.append(Difference(WEIGHTS, names, names, "", "", CHANGES, why, term=LATER, level=ERROR))
     return sheet
+
+
+def _names_by_digest(side: Tensors, step: int) -> dict[Any, str]:
+    """Digest -> name of all weights of a step: each stage of a pipeline may number its layers from 0."""
+    known = (side.at(place, True) for place in sorted(side.places) if place[0] == step)
+    return {one["digest"]: name for weights in known for name, one in weights.items() if one.get("digest")}
 
 
 LATER = "later weights"

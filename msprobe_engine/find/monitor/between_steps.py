@@ -9,6 +9,7 @@ from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 
+_MOVES = {"update", "ratio"}
 _BEFORE, _AFTER, _OP = "param_origin", "param_updated", "norm"
 
 
@@ -36,9 +37,12 @@ def changed_between(target: Run, golden: Run) -> list[Suspect]:
 
 
 def _pairs(run: Run, rank: int) -> dict[tuple[int, Key], tuple[float, float]]:
-    """(step, parameter) -> its norm behind the update of the step before, and when the step begins."""
-    families = run.families(rank)
+    """(step, parameter) -> its norm behind the update of the step before, and when the step begins. Nothing where the optimizer that was
+    watched moves none of them: it has copies, and what is written back behind its step is the update."""
+    families, watched = run.families(rank), run.info(rank).get("monitor")
     if not all(family in families and _OP in run.ops(rank, family) for family in (_BEFORE, _AFTER)):
+        return {}
+    if isinstance(watched, dict) and watched.get("updates") and not _MOVES & set(families):
         return {}
     begins, left = run.series(rank, _BEFORE, _OP), run.series(rank, _AFTER, _OP)
     pairs: dict[tuple[int, Key], tuple[float, float]] = {}

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterable, Sequence, Set
+from itertools import chain
 from typing import NamedTuple
 
 import numpy as np
@@ -152,17 +153,16 @@ _TOTALS = frozenset(("grad_norm", "param_norm", "update_norm"))
 
 
 def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
-    """What cannot be compared because the ranks hold other parts of the model: where the runs have as many ranks, another shape is no such
-    cut. `apart`: families that are not compared anyway."""
-    sizes = world_size(run), world_size(other)
-    if not all(sizes) or sizes[0] == sizes[1]:
+    """What cannot be compared because the ranks hold other parts of the model: in runs of one layout another shape is no such cut.
+    `apart`: families that are not compared anyway."""
+    if are_of_one_layout(run, other):
         return Cut()
     cut: dict[tuple[int, str, Key], str] = {}
     around: dict[tuple[int, str, Key], str] = {}
     dealt = False
     for rank in set(run.ranks) & set(other.ranks):
         holders = _modules_around(run, other, rank)
-        for family in set(run.families(rank)) & set(other.families(rank)) - apart:
+        for family in set(run.families(rank)) & set(other.families(rank)):
             target_kinds, golden_kinds = run.kinds(rank, family), other.kinds(rank, family)
             dealt = dealt or (family.startswith("param") and target_kinds.keys() != golden_kinds.keys())
             for key, kinds in target_kinds.items():
@@ -172,12 +172,12 @@ def cut_otherwise(run: Run, other: Run, apart: Set[str]) -> Cut:
                     for golden_kind in golden_kinds.get(key, ())
                     if kind.shape and golden_kind.shape
                 ]
-                if pairs and all(_is_cut(*pair) for pair in pairs):
+                if family not in apart and pairs and all(_is_cut(*pair) for pair in pairs):
                     cut[rank, family, key] = f"{family}/{key.name} {pairs[0][0]}, {pairs[0][1]}"
                 elif family.startswith("actv") and key.name.rpartition(".")[0] in holders:
                     around[rank, family, key] = f"{family}/{key.name}"
     said: list[str] = []
-    if around:
+    if around and not apart:
         template = "{0} tensors of modules that hold other parts of the model on this rank cannot be compared, the first is {1}"
         said.append(Sentence(template, f"{len(around):,}", min(around.values())))
     if cut:
@@ -212,6 +212,26 @@ def _is_cut(target: str, golden: str) -> bool:
         return False
     other = [sorted(pair) for pair in zip(*shapes) if pair[0] != pair[1]]
     return len(other) == 1 and math.gcd(*other[0]) == other[0][0] > 0
+
+
+def are_of_one_layout(run: Run, other: Run) -> bool:
+    """The runs have as many ranks, and where both say it, as many in each dimension (tensor, pipeline, data, ...)."""
+    sizes = world_size(run), world_size(other)
+    places = [[_place(one, rank) for rank in range(size)] for one, size in zip((run, other), sizes)]
+    known = [{key: max(place.get(key, 0) for place in some) for key in {*chain(*some)}} for some in places]
+    return not all(sizes) or (sizes[0] == sizes[1] and (not all(known) or known[0] == known[1]))
+
+
+def of_other_stages(run: Run, other: Run) -> set[int]:
+    """Ranks that both runs have, as other stages of a pipeline: what bears one name there is of other layers."""
+    stages = [{rank: _place(one, rank).get("pp", 0) for rank in one.ranks} for one in (run, other)]
+    return {rank for rank in stages[0].keys() & stages[1].keys() if stages[0][rank] != stages[1][rank]}
+
+
+def _place(run: Run, rank: int) -> dict[str, int]:
+    """Where a rank is in each dimension of the layout, as the run says it."""
+    said = run.info(rank).get("rank_info")
+    return {key: at for key, at in said.items() if isinstance(at, int)} if isinstance(said, dict) else {}
 
 
 def world_size(run: Run) -> int:

@@ -12,7 +12,7 @@ import numpy as np
 
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.monitor.kinds import world_size
+from msprobe_engine.find.monitor.kinds import are_of_one_layout, world_size
 from msprobe_engine.find.monitor.number_pairs import OF_THE_MACHINE, Number, Table, order_in_step
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
@@ -30,7 +30,7 @@ def not_comparable(target: Run, golden: Run) -> tuple[frozenset[str], list[str]]
     if any(other for other, _, _ in (_shapes(target, golden, family) for family in families if family.startswith("param"))):
         return frozenset(), []
     micros, sizes = [_micro_batches(run) for run in (target, golden)], [world_size(run) for run in (target, golden)]
-    if min(micros) > 0 and micros[0] != micros[1] and all(sizes) and sizes[0] != sizes[1]:  # a pass of one is no pass of the other
+    if min(micros) > 0 and micros[0] != micros[1] and not are_of_one_layout(target, golden):  # a pass of one is no pass of the other
         template = (
             "the runs cut the batch in other ways, so that {0} cannot be compared: {1} micro batches in a step, in the golden run {2}"
         )

@@ -8,12 +8,19 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from msprobe_engine.core.errors import NothingCapturedError
-from msprobe_engine.core.text.ranges import ranges_of
+from msprobe_engine.core.text.ranges import ranges_of, ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.monitor.between_steps import changed_between
-from msprobe_engine.find.monitor.kinds import cut_otherwise, of_other_form, other_kinds, rounded_in_one_run, world_size
+from msprobe_engine.find.monitor.kinds import (
+    cut_otherwise,
+    of_other_form,
+    of_other_stages,
+    other_kinds,
+    rounded_in_one_run,
+    world_size,
+)
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.number_pairs import Number, paired_numbers
 from msprobe_engine.find.monitor.one_sided import never_there
@@ -44,6 +51,8 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         NothingCapturedError: there is no number that both have.
     """
     diagnosis = Diagnosis()
+    runs, elsewhere = (target, golden), of_other_stages(target, golden)
+    target, golden = (run.without_ranks(elsewhere) for run in runs)
     items, alone = paired_numbers(target, golden)
     apart, said_apart = not_comparable(target, golden)
     cut = cut_otherwise(target, golden, apart)
@@ -94,9 +103,10 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     shapes, types, computed = other_kinds(target, golden, cut)
     families_and_names = ((number, *number.record.partition("/")[::2]) for number in shapes)
     shapes = [number for number, family, name in families_and_names if family not in apart and (number.rank, name) not in calls]
+    absent = [] if elsewhere else never_there(target, golden, apart, calls)  # a layer has another name on its stage
     # what one run has no number of, and what was changed before a step begins, comes before all that differs in the step
     for finding, suspects in (
-        (findings.STRUCTURE, sorted([*never_there(target, golden, apart, calls), *shapes], key=lambda number: number.step)),
+        (findings.STRUCTURE, sorted([*absent, *shapes], key=lambda number: number.step)),
         (findings.DIVERGENCE, changed_between(target, golden)),
     ):
         first = diagnosis.first_suspect
@@ -104,8 +114,8 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
             diagnosis.finding, diagnosis.suspects = finding, [*suspects, *diagnosis.suspects][:MOST_SUSPECTS]
     diagnosis.evidence += types
     diagnosis.problems = [
-        *missing_parts(target),
-        *missing_parts(golden),
+        *missing_parts(runs[0]),
+        *missing_parts(runs[1]),
         *steps_on_one_side(target, golden),
         *said_apart,
         *cut.said,
@@ -126,6 +136,9 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
             diagnosis.finding, diagnosis.suspects = findings.STRUCTURE, computed
         diagnosis.problems += [] if alone_off is None else [alone_off.sentence()]
     diagnosis.problems += ranks_of_one_side(target, golden, apart)
+    if elsewhere:
+        template = "{0}: not compared, for it is another stage of the pipeline in the other run"
+        diagnosis.problems.append(Sentence(template, ranks_text(sorted(elsewhere))))
     steps = sorted(by_step)
     ranks = len(set(target.ranks) & set(golden.ranks))
     diagnosis.looked_at = {"steps": f"{steps[0]} to {steps[-1]}", "ranks": ranks, "numbers": len(items)}

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 
+from msprobe_engine.align.parallel import stages
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.io.damaged_files import guard_reading
 from msprobe_engine.core.text.sentences import Sentence
@@ -76,6 +77,19 @@ def load_step(
         except DumpFormatError as error:
             problems.append(str(error))
     return traces, problems
+
+
+def without_passes_for_shapes(traces: Mapping[int, Trace], notes: list[str]) -> dict[int, Trace] | None:
+    """The ranks of a step without the passes in which torch finds the shapes of what stages exchange, of memory that nobody has written;
+    None: there are none. `notes`: a sentence about what was left out is added."""
+    tables = {rank: one.dump for rank, one in traces.items()}
+    trained = stages.without_passes_for_shapes(tables, tables, notes) if len(tables) > 1 else tables
+    if all(trained[rank] is table for rank, table in tables.items()):
+        return None
+    return {
+        rank: one if trained[rank] is one.dump else trace.trace(trained[rank], step=one.step, rank=rank, complete=one.complete)
+        for rank, one in traces.items()
+    }
 
 
 class ReplicaTraces:

@@ -118,6 +118,11 @@ def _analyze_step(result: Result, texts: list[str], step: int, traces: Mapping[i
             result.steps.append(step)
         verdict = analyse(chosen)
         findings = [report.build_finding(verdict, n) for n in range(len(verdict.suspects))]
+        notes: list[str] = []
+        if findings and chosen is traces and (trained := load.without_passes_for_shapes(traces, notes)) is not None:
+            _analyze_step(result, texts, step, trained, sampled)
+            texts += notes
+            return
         if findings or chosen is traces or not traces:
             texts.append(report.text(verdict, findings))
         if findings:

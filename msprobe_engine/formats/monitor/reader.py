@@ -11,7 +11,8 @@ from __future__ import annotations
 
 import os
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
+from copy import copy
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -86,6 +87,12 @@ class Run:
         self._thinned: dict[int, str] = {}
         self._recorded: dict[int, tuple[frozenset[int], frozenset[int]]] = {}
         self._same: dict[frozenset[int], frozenset[int]] = {}
+
+    def without_ranks(self, ranks: Set[int]) -> Run:
+        """The same run, of which these ranks are not looked at."""
+        some = copy(self)
+        some.ranks = [rank for rank in self.ranks if rank not in ranks]
+        return some
 
     @property
     def problems(self) -> dict[str, int]:

@@ -266,6 +266,10 @@ class _Planner:
         if self._sums.is_local(call, i) and (pair.is_mask(i) or apart > AGREES):
             self._sums.lose(i, pieces, golden_pieces)
             return False
+        alone = side.role[i] == OUTPUT and pair.is_forward(op) and 0 < call.parts == call.tensors
+        if alone and made.need == made.other == 1 and apart > AGREES:  # of the whole batch on one side, of a micro batch on the other
+            self._sums.leave_out(call, i, pieces)
+            return True
         same = side.shape[i] == pair.golden_side.shape[j]
         share = accumulated or (call.backward and pair.several and same)  # of what has no part of the batch
         if share and apart > AGREES and self._gradients.is_share(i, j, made.shape, golden):
