@@ -7,6 +7,8 @@ batches of a step are dealt out as Megatron does it: micro batch m of data-paral
 from __future__ import annotations
 
 import argparse
+import functools
+import json
 import os
 import re
 import shutil
@@ -14,7 +16,7 @@ import sys
 import zlib
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 ROOT = Path(__file__).parents[2]
 for _place in (ROOT / "tests" / "frameworks", ROOT / "examples" / "megatron"):
@@ -26,6 +28,7 @@ import torch  # noqa: E402
 import train_gpt  # noqa: E402
 from forkpool import run_ranks  # noqa: E402
 from megatron.core import parallel_state as state  # noqa: E402
+from megatron.core.transformer.transformer_config import MLATransformerConfig  # noqa: E402
 
 from msprobe_engine.core.settings.load import load_settings  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, IncidentSettings, ProbeSettings, SinkSettings  # noqa: E402
@@ -42,10 +45,14 @@ Plant = Callable[[list[Any]], None]
 
 
 class _NoDropout(train_gpt.TransformerConfig):  # type: ignore[name-defined,misc]
-    """Random masks are other ones on each stage and each rank."""
+    """Random masks are other ones on each stage and each rank. `more` are entries that the example has no argument for."""
+
+    more: ClassVar[dict[str, Any]] = {}
 
     def __post_init__(self) -> None:
         self.attention_dropout = self.hidden_dropout = 0.0
+        for key, value in self.more.items():
+            setattr(self, key, value)
         super().__post_init__()
 
 
@@ -67,7 +74,17 @@ def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) ->
     observer = TrainingObserver(settings)
     patches.observe(lambda: observer)
     train_gpt.TransformerConfig, train_gpt.batches = _NoDropout, _batches  # type: ignore[misc]
-    a = train_gpt.arguments(["--quiet", "--steps", str(steps), *LEARNING_RATE, *argv.split()])
+    words = argv.split()
+    while "--set" in words:  # --set num_query_groups=2
+        at = words.index("--set")
+        key, _, value = words[at + 1].partition("=")
+        _NoDropout.more[key] = json.loads(value)
+        del words[at : at + 2]
+    layers = {key: True for key in ("qk_layernorm", "multi_latent_attention") if _NoDropout.more.get(key)}
+    train_gpt.get_gpt_layer_local_spec = functools.partial(train_gpt.get_gpt_layer_local_spec, **layers)
+    if "multi_latent_attention" in layers:
+        train_gpt.TransformerConfig = type("_Latent", (_NoDropout, MLATransformerConfig), {})  # type: ignore[misc]
+    a = train_gpt.arguments(["--quiet", "--steps", str(steps), *LEARNING_RATE, *words])
     _, chunks, optimizer = train_gpt.build(a)
     for chunk in chunks:
         _fill(unwrap_model(chunk), a)
@@ -112,7 +129,7 @@ def _fill(model: Any, a: argparse.Namespace) -> None:
         known = re.sub(r"(?<=local_experts\.)\d+", lambda found: str(int(found.group()) + experts), known)
         if known == "output_layer.weight" and not a.untie:
             known = "embedding.word_embeddings.weight"
-        tp = a.etp if "experts" in known else a.tp
+        tp = a.etp if ".experts." in known else a.tp
         cut = tp > 1 and getattr(parameter, "tensor_model_parallel", False)
         dimension = parameter.partition_dim if cut else 0
         shape = [size * tp if cut and at == dimension else size for at, size in enumerate(parameter.shape)]

@@ -1,4 +1,4 @@
-"""All cases of the set of bugs from the field: faults and healthy pairs by topic, four sets that were written down unseen, and one in
+"""All cases of the set of bugs from the field: faults and healthy pairs by topic, five sets that were written down unseen, and one in
 programs of model libraries."""
 
 from __future__ import annotations
@@ -26,6 +26,8 @@ from reported_bugs.healthy import watched as watched_healthy
 from reported_bugs.libraries import faults_of_language, faults_of_pictures, faults_of_preferences
 from reported_bugs.libraries import healthy as healthy_of_libraries
 from reported_bugs.unseen import (
+    fifth_faults,
+    fifth_healthy,
     first_faults,
     first_healthy,
     fourth_alone,
@@ -66,6 +68,7 @@ FAULTS: tuple[Fault, ...] = (
     *fourth_megatron.CASES,
     *fourth_ranks.CASES,
     *fourth_alone.CASES,
+    *fifth_faults.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *pairs.CASES,
@@ -79,5 +82,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *third_healthy.CASES,
     *healthy_of_libraries.CASES,
     *fourth_healthy.CASES,
+    *fifth_healthy.CASES,
 )
 BESIDE: tuple[Beside, ...] = (*beside.CASES, *beside.HEALTHY)

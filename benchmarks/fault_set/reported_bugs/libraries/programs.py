@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from reported_bugs.libraries import language, pictures, preferences
 from reported_bugs.training import Program
+from reported_bugs.unseen.fifth_program import DecoderProgram
 
 PROGRAMS: dict[str, type[Program]] = {
     "bert": language.Bert,
@@ -20,4 +21,5 @@ PROGRAMS: dict[str, type[Program]] = {
     "dpo": preferences.Dpo,
     "reward": preferences.Reward,
     "policy": preferences.Policy,
+    "decoder": DecoderProgram,
 }
