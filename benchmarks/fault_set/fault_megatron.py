@@ -28,7 +28,6 @@ import torch  # noqa: E402
 import train_gpt  # noqa: E402
 from forkpool import run_ranks  # noqa: E402
 from megatron.core import parallel_state as state  # noqa: E402
-from megatron.core.transformer.transformer_config import MLATransformerConfig  # noqa: E402
 
 from msprobe_engine.core.settings.load import load_settings  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, DumpSettings, IncidentSettings, ProbeSettings, SinkSettings  # noqa: E402
@@ -80,10 +79,8 @@ def _train(argv: str, path: str, plant: Plant | None, level: str, steps: int) ->
         key, _, value = words[at + 1].partition("=")
         _NoDropout.more[key] = json.loads(value)
         del words[at : at + 2]
-    layers = {key: True for key in ("qk_layernorm", "multi_latent_attention") if _NoDropout.more.get(key)}
+    layers = {"qk_layernorm": True} if _NoDropout.more.get("qk_layernorm") else {}
     train_gpt.get_gpt_layer_local_spec = functools.partial(train_gpt.get_gpt_layer_local_spec, **layers)
-    if "multi_latent_attention" in layers:
-        train_gpt.TransformerConfig = type("_Latent", (_NoDropout, MLATransformerConfig), {})  # type: ignore[misc]
     a = train_gpt.arguments(["--quiet", "--steps", str(steps), *LEARNING_RATE, *words])
     _, chunks, optimizer = train_gpt.build(a)
     for chunk in chunks:

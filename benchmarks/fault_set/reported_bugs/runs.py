@@ -36,7 +36,7 @@ def program_of(setting: Setting, rank: int = 0) -> Program:
     if setting.wrap.startswith("deepspeed"):
         from reported_bugs.faults.in_deepspeed import DeepSpeedProgram
 
-        kind = DeepSpeedProgram
+        kind = type(f"{kind.__name__}OfAnEngine", (DeepSpeedProgram, kind), {}) if kind is not Program else DeepSpeedProgram
     return kind(setting, rank)
 
 

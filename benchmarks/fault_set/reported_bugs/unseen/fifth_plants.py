@@ -275,8 +275,12 @@ def stale_message(p: Any) -> None:
     """The second stage takes a part of what came for the micro batch before."""
     if p.setting.ranks > 1 and p.rank == 1:
         kept: list[Tensor] = []
+        count = [0]
 
         def hook(_module: Any, given: Any) -> Any:
+            count[0] += 1
+            if count[0] == 1:  # a pass that looks for shapes, in memory that nobody has written
+                return given
             x = given[0].clone()
             if kept:
                 x[:, : SEQUENCE // 3] = kept.pop()[:, : SEQUENCE // 3]
@@ -484,7 +488,7 @@ def duplicates_in_the_norm(_chunks: list[Any]) -> None:
         module: Any = sys.modules[f"megatron.core.{name}"]
         for place in (module, getattr(module, "tensor_parallel", module)):
             if hasattr(place, "param_is_not_tensor_parallel_duplicate"):
-                place.param_is_not_tensor_parallel_duplicate = lambda _parameter, **_more: True
+                place.param_is_not_tensor_parallel_duplicate = lambda *_args, **_more: True
 
 
 def last_bucket_not_divided(chunks: list[Any]) -> None:

@@ -441,6 +441,8 @@ class DecoderProgram(Program):
         from torch.distributed import fsdp
 
         arguments = self.policy_arguments()
+        for parameter in self.model.parameters() if self.has("policy") else ():
+            parameter.data = parameter.data.bfloat16().float()  # as a checkpoint in bfloat16 has them
         for layer in self.layers():
             fsdp.fully_shard(layer, **arguments)
         fsdp.fully_shard(self.model, **arguments)
@@ -474,6 +476,13 @@ class DecoderProgram(Program):
         kind = ScheduleGPipe if self.has("gpipe") else Schedule1F1B
         self.schedule = kind(stage, self.setting.micro, loss_fn=self.loss_of_stage, scale_grads=self.scaled_by_schedule)
 
+    def clip_over_stages(self) -> None:
+        """By the norm of the gradients of both."""
+        own = [p.grad for p in self.model.parameters() if p.grad is not None]
+        squares = nn.utils.get_total_norm(own).float().square()
+        dist.all_reduce(squares)
+        nn.utils.clip_grads_with_norm_(self.model.parameters(), self.setting.clip, squares.sqrt())
+
     def loss_of_stage(self, out: Tensor, labels: Tensor) -> Tensor:
         return self.criterion(out, labels) / self.counted
 
@@ -488,7 +497,7 @@ class DecoderProgram(Program):
             self.schedule.step(batch["tokens"], **both)
         else:
             self.schedule.step(target=batch["labels"], losses=losses, **both)
-        self.clip()
+        self.clip_over_stages()
         self.update()
         self.scheduler.step()
         self.optimizer.zero_grad(set_to_none=True)
