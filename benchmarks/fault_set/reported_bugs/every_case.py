@@ -26,8 +26,6 @@ from reported_bugs.healthy import watched as watched_healthy
 from reported_bugs.libraries import faults_of_language, faults_of_pictures, faults_of_preferences
 from reported_bugs.libraries import healthy as healthy_of_libraries
 from reported_bugs.unseen import (
-    fifth_faults,
-    fifth_healthy,
     first_faults,
     first_healthy,
     fourth_alone,
@@ -41,6 +39,8 @@ from reported_bugs.unseen import (
     third_in_models,
     third_in_updates,
 )
+from reported_bugs.unseen.fifth import faults as fifth_faults
+from reported_bugs.unseen.fifth import healthy as fifth_healthy
 
 FAULTS: tuple[Fault, ...] = (
     *in_models.CASES,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from reported_bugs.libraries import language, pictures, preferences
 from reported_bugs.training import Program
-from reported_bugs.unseen.fifth_program import DecoderProgram
+from reported_bugs.unseen.fifth.program import DecoderProgram
 
 PROGRAMS: dict[str, type[Program]] = {
     "bert": language.Bert,

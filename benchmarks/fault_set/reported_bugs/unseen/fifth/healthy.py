@@ -9,7 +9,8 @@ from typing import Any
 from reported_bugs.case import Healthy, Plant, nothing
 from reported_bugs.run_megatron import of
 from reported_bugs.training import Setting
-from reported_bugs.unseen.fifth_faults import (
+from reported_bugs.unseen.fifth.drawn import some
+from reported_bugs.unseen.fifth.faults import (
     AMP,
     BF16,
     BOTH,
@@ -32,7 +33,7 @@ from reported_bugs.unseen.fifth_faults import (
     ZERO1,
     ZERO2,
 )
-from reported_bugs.unseen.fifth_plants import heads_for_places, some, tensor_parallel
+from reported_bugs.unseen.fifth.in_ranks import heads_for_places, tensor_parallel
 
 
 def pair(name: str, setting: Setting, other: Setting, levels: tuple[str, ...] = BOTH, plant: Plant = nothing) -> Healthy:
