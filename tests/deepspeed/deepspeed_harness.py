@@ -6,6 +6,8 @@ import logging
 import os
 from typing import Any
 
+from msprobe_engine.probe.sinks.memory import MemorySink
+
 os.environ.setdefault("DS_ACCELERATOR", "cpu")
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
@@ -20,7 +22,6 @@ from torch import nn
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.core.statistics.rows import Statistics
-from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 with contextlib.suppress(ImportError):  # initialize imports it late; older versions do not have it
@@ -85,19 +86,7 @@ def batches(dtype: str, count: int) -> list[torch.Tensor]:
     return [torch.randn(4, 7, generator=generator).to(DTYPES[dtype]) for _ in range(count)]
 
 
-class Frames(Sink):
-    """A sink that keeps frames."""
-
-    name = "frames"
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def write(self, frame: Frame, _alerts: Any) -> None:
-        self.frames.append(frame)
-
-
-def probe_of(monitor: MonitorSettings, sink: Frames) -> TorchProbe:
+def probe_of(monitor: MonitorSettings, sink: MemorySink) -> TorchProbe:
     """A probe that keeps its frames and writes nothing."""
     settings = ProbeSettings(
         output_dir="unused",

@@ -8,6 +8,7 @@ import pytest
 from forkpool import run_ranks
 
 from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.framework
 CLIP = 0.01
@@ -15,7 +16,7 @@ CLIP = 0.01
 
 def clipped() -> None:
     engine = harness.engine_of(harness.config(0, "fp32", clip=CLIP))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MonitorSettings(gradient_phases=("reduced", "clipped")), sink)
     probe.attach(engine.module, engine.optimizer)
     for step, batch in enumerate(harness.batches("fp32", 2)):
@@ -41,7 +42,7 @@ def test_clipping_of_stage_0() -> None:
 
 def states_before(stage: int) -> None:
     engine = harness.engine_of(harness.config(stage, "fp16"))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MonitorSettings(gradients=False, optimizer_states=True, states_when="before"), sink)
     probe.attach(engine.module, engine.optimizer)
     for step, batch in enumerate(harness.batches("fp16", 3)):

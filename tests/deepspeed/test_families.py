@@ -16,6 +16,7 @@ from every_family import PARAMETER_FAMILIES
 from forkpool import run_ranks
 
 from msprobe_engine.core.statistics.rows import Statistics
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 MONITOR = replace(PARAMETER_FAMILIES, micro_batch_gradients=True, updates=True, momentum_agreement=True, digest=True)
 CLIP = 0.05
@@ -78,7 +79,7 @@ def job(case: Case) -> dict[str, Any]:
     stage, dtype, accumulation, clip, extra = case
     more = {"": {}, "fp32 sum": FP32_SUM, "offload": OFFLOAD}[extra]
     engine = harness.engine_of(harness.config(stage, dtype, accumulation, clip, **more))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MONITOR, sink)
     named = list(engine.module.named_parameters())
     local: dict[str, list[Array]] = {}

@@ -8,6 +8,7 @@ import torch
 from forkpool import run_ranks
 
 from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 
 pytestmark = pytest.mark.framework
 LR, MOMENTUM = 0.1, 0.9
@@ -27,7 +28,7 @@ def job(stage: int, nesterov: bool) -> None:
     conf = {**harness.config(stage, "fp32"), "zero_allow_untested_optimizer": True}
     del conf["optimizer"]
     engine, *_ = harness.deepspeed.initialize(model=net, optimizer=sgd, config=conf)
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MONITOR, sink)
     probe.attach(engine)
     for step, batch in enumerate(harness.batches("fp32", 3)):

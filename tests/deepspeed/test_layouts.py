@@ -14,6 +14,7 @@ from forkpool import run_ranks
 from torch import nn
 
 from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.torch.parameters.find import find_source
 
 MONITOR = MonitorSettings(gradients=True, gradient_phases=("reduced", "unscaled"), unreduced_gradients=True, optimizer_states=True)
@@ -27,7 +28,7 @@ def labels(probe: Any, engine: Any) -> dict[str, list[tuple[str, bool]]]:
 
 def copies(stage: int) -> dict[str, list[tuple[str, bool]]]:
     engine = harness.engine_of(harness.config(stage, "bf16", 1))
-    probe = harness.probe_of(MONITOR, harness.Frames())
+    probe = harness.probe_of(MONITOR, MemorySink())
     found = labels(probe, engine)
     probe.close()
     return found
@@ -61,7 +62,7 @@ def experts(ep: int) -> tuple[dict[str, list[tuple[str, bool]]], dict[str, tuple
     net = Mixed(ep)
     groups = split_params_into_different_moe_groups_for_optimizer([{"params": list(net.parameters()), "name": "all", "lr": 1e-2}])
     engine, *_ = harness.deepspeed.initialize(model=net, model_parameters=groups, config=harness.config(1, "bf16", 1))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MONITOR, sink)
     found = labels(probe, engine)
     probe.attach(engine, engine.optimizer)
@@ -111,7 +112,7 @@ def pipeline() -> tuple[dict[str, list[tuple[str, bool]]], list[dict[str, float]
     net = PipelineModule(layers, num_stages=2, loss_fn=lambda y, t: nn.functional.cross_entropy(y.view(-1, 16), t.view(-1)))
     conf = harness.config(0, "fp32", 2)
     engine, *_ = harness.deepspeed.initialize(model=net, model_parameters=list(net.parameters()), config=conf)
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MONITOR, sink)
     found = labels(probe, engine)
     probe.attach(engine, engine.optimizer)

@@ -16,6 +16,7 @@ from forkpool import run_ranks
 
 from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_engine.core.statistics import histograms
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.deepspeed.source import DeepSpeedSource
 
@@ -26,7 +27,7 @@ OFFLOAD = {"zero": {"offload_optimizer": {"device": "cpu"}}, "zero_force_ds_cpu_
 def trained(stage: int, dtype: str, more: dict[str, Any], monitor: MonitorSettings | None) -> tuple[list[float], dict[str, bytes], bytes]:
     """Losses, weights and the random state after three updates, dropout and clipping included."""
     engine = harness.engine_of(harness.config(stage, dtype, 2, 0.05, **more))
-    probe = harness.probe_of(monitor, harness.Frames()) if monitor is not None else None
+    probe = harness.probe_of(monitor, MemorySink()) if monitor is not None else None
     if probe is not None:
         probe.attach(engine, engine.optimizer)
     losses = []
@@ -99,7 +100,7 @@ def hooks_of(stage: int) -> tuple[list[str], list[str]]:
         return [str(hooks), str(owners), str(zero), str(len(inner._optimizer_step_pre_hooks)), str(len(inner._optimizer_step_post_hooks))]
 
     before = state()
-    probe = harness.probe_of(EVERYTHING, harness.Frames())
+    probe = harness.probe_of(EVERYTHING, MemorySink())
     probe.attach(engine, engine.optimizer)
     for number, x in enumerate(harness.batches("bf16", 2)):
         probe.begin_step(number)
@@ -122,7 +123,7 @@ def test_nothing_stays_behind(stage: int) -> None:
 
 def overflowing(stage: int) -> list[tuple[set[str], dict[str, float], float]]:
     engine = harness.engine_of(harness.config(stage, "fp16", 1, 0.05))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(EVERYTHING, sink)
     skipped: list[bool] = []
     probe.attach(engine, engine.optimizer, on_update=skipped.append)
@@ -174,7 +175,7 @@ def attached(stage: int, how: str) -> tuple[dict[str, float], list[str]]:
         "optimizer": (engine.module, engine.optimizer),
         "wrapper": (engine.module, Wrapper()),
     }
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MonitorSettings(gradients=True, optimizer_states=True), sink)
     probe.attach(*objects[how])
     for number, x in enumerate(harness.batches("bf16", 1)):
@@ -202,7 +203,7 @@ def test_found_by_any_of_its_objects(stage: int) -> None:
 
 def partly_watched() -> tuple[list[str], int, int]:
     engine = harness.engine_of(harness.config(2, "bf16", 1))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MonitorSettings(gradients=True, rank=(0,)), sink)
     probe.attach(engine, engine.optimizer)
     (x,) = harness.batches("bf16", 1)
@@ -227,7 +228,7 @@ def test_a_rank_alone_says_that_it_has_a_shard() -> None:
 
 def binned(stage: int) -> dict[str, tuple[int, list[int]]]:
     engine = harness.engine_of(harness.config(stage, "fp32", 1))
-    sink = harness.Frames()
+    sink = MemorySink()
     probe = harness.probe_of(MonitorSettings(gradients=True, updates=True, histograms=("grad_reduced", "update")), sink)
     probe.attach(engine, engine.optimizer)
     (x,) = harness.batches("fp32", 1)

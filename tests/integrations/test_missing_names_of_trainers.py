@@ -4,7 +4,6 @@ probe then reports is what it reports with all of them, or is left out and said.
 from __future__ import annotations
 
 import importlib
-import logging
 import sys
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from forkpool import run_ranks
 from harness import renames
 from harness.case import TrainingCase
 from harness.run import framework_of, write_settings
+from log_lines import heard
 
 from msprobe_integrations import requirements
 
@@ -29,15 +29,6 @@ PACKAGES = {"transformers": ("transformers", "accelerate"), "lightning": ("light
 TRAINER = {"transformers": "transformers_trainer", "lightning": "lightning_trainer"}
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def numbers(seen: dict[str, Any]) -> dict[Any, Any]:
     """By step: norms of tensors, micro batches, scalars but the times."""
     found = {**seen.get("norms", {}), **seen.get("micro", {})}
@@ -48,14 +39,13 @@ def numbers(seen: dict[str, Any]) -> dict[Any, Any]:
 
 def trial(framework: str, folder: Path, name: str, probed: bool = True) -> tuple[str, dict[Any, Any], list[str]]:
     """In a process of its own: the bits of the parameters, what was seen, and what was said of the name."""
-    handler = Lines()
-    logging.getLogger("msprobe").addHandler(handler)
+    lines = heard()
     requirements.MISSING.clear()
     for package in PACKAGES[framework] if name else ():
         renames.rename(name, f"{name}_of_another_version", package)
     file = write_settings(folder, monitor={"gradients": True, "parameters": True, "optimizer_states": True}) if probed else None
     bits, seen = importlib.import_module(f"harness.frameworks.{TRAINER[framework]}").train_with(folder, file, {})
-    return bits, numbers(seen), [line for line in handler.lines if name and name in line]
+    return bits, numbers(seen), [line for line in lines if name and name in line]
 
 
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="instructions are as of Python 3.11")

@@ -22,9 +22,10 @@ from megatron.core import optimizer as optimizers
 from megatron.core import parallel_state
 from megatron.core.num_microbatches_calculator import destroy_num_microbatches_calculator
 from megatron.core.tensor_parallel import layers
-from megatron_harness import Frames, capturing, probe_settings, run_gpt, run_with_fault, train_gpt
+from megatron_harness import capturing, probe_settings, run_gpt, run_with_fault, train_gpt
 
 from msprobe_engine.core.settings.schema import DumpSettings, GradProbeSettings, MonitorSettings, ProbeSettings, ReplicaCheckSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrap_model
 from msprobe_integrations.megatron.observer import TrainingObserver
@@ -183,24 +184,12 @@ def probed(output: str) -> list[dict[str, tuple[float, int, int, int]]]:
     return steps
 
 
-class Ears(Frames):
-    """A sink that keeps what the replica check says."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alerts: list[Any] = []
-
-    def write(self, frame: Any, alerts: Any) -> None:
-        super().write(frame, alerts)
-        self.alerts += [alert for alert in alerts if alert.rule == "replica_mismatch"]
-
-
 def drifting(argv: str, guilty: int, name: str) -> list[tuple[int, str, tuple[int, ...]]]:
     """In step 2 one element of a parameter changes on one rank alone: at the end of the update, when shards have been gathered; where the
     next forward pass gathers them, after it. Returns what was said: step, name, ranks of the group."""
     argv = prepared(argv)
     monitor = MonitorSettings(gradients=False, replica_check=ReplicaCheckSettings(interval=1))
-    ears, now, depth, chunks = Ears(), [0], [0], []
+    ears, now, depth, chunks = MemorySink(), [0], [0], []
 
     def drift() -> None:
         if now[0] == 2 and dist.get_rank() == guilty:
@@ -239,7 +228,11 @@ def drifting(argv: str, guilty: int, name: str) -> list[tuple[int, str, tuple[in
         config.finalize_model_grads_func = finalized
     train_gpt.train(a, chunks, optimizer, on_step=lambda step: now.__setitem__(0, step))
     observer.close()
-    return [(alert.step, alert.name, tuple(alert.extra.get("ranks", ()))) for alert in ears.alerts if not alert.extra.get("over")]
+    return [
+        (alert.step, alert.name, tuple(alert.extra.get("ranks", ())))
+        for alert in ears.alerts
+        if alert.rule == "replica_mismatch" and not alert.extra.get("over")
+    ]
 
 
 def alone(argv: str) -> list[str]:

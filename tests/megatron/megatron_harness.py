@@ -7,6 +7,8 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from msprobe_engine.probe.sinks.memory import MemorySink
+
 ROOT = Path(__file__).parents[2]
 for _place in (ROOT / "tests" / "frameworks", ROOT / "examples" / "megatron"):
     if str(_place) not in sys.path:
@@ -20,23 +22,10 @@ import train_gpt  # noqa: E402
 
 from msprobe_engine.core.records import Frame  # noqa: E402
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings  # noqa: E402
-from msprobe_engine.probe.sinks.base import Sink  # noqa: E402
 from msprobe_integrations.megatron import patches  # noqa: E402
 from msprobe_integrations.megatron.layout import unwrap_model  # noqa: E402
 from msprobe_integrations.megatron.observer import TrainingObserver  # noqa: E402
 from msprobe_integrations.torch.monitor.probe import TorchProbe  # noqa: E402
-
-
-class Frames(Sink):
-    """A sink that keeps frames."""
-
-    name = "frames"
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def write(self, frame: Frame, _alerts: Any) -> None:
-        self.frames.append(frame)
 
 
 def probe_settings(monitor: MonitorSettings | None, *, level: str = "", output: str = "unused", strict: bool = True) -> ProbeSettings:
@@ -49,9 +38,9 @@ def probe_settings(monitor: MonitorSettings | None, *, level: str = "", output: 
     )
 
 
-def observed(settings: ProbeSettings) -> tuple[TrainingObserver, Frames]:
+def observed(settings: ProbeSettings) -> tuple[TrainingObserver, MemorySink]:
     """An observer whose frames are kept, hooked into Megatron as the launcher does it."""
-    sink = Frames()
+    sink = MemorySink()
     observer = TrainingObserver(settings, lambda s: TorchProbe(s, extra_sinks=[sink]))
     patches.observe(lambda: observer)
     return observer, sink
@@ -106,7 +95,7 @@ def weights(chunk: Any) -> list[tuple[str, torch.Tensor]]:
 
 def run_gpt(argv: str, settings: ProbeSettings | None, after_build: Any = None) -> tuple[dict[str, Any], list[Frame]]:
     """Train; returns what must not depend on the probe, and the frames."""
-    observer, sink = observed(settings) if settings is not None else (None, Frames())
+    observer, sink = observed(settings) if settings is not None else (None, MemorySink())
     a = train_gpt.arguments(["--quiet", *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
     state: dict[str, Any] = {}

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import parameter_cases as pc
 import pytest
 import torch
 from forkpool import run_ranks
+from log_lines import heard
 from torch import nn
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.tensor import Replicate, Shard
@@ -30,10 +30,7 @@ def job() -> Any:
     }
     model = parallelize_module(nn.Sequential(nn.Embedding(ROWS, 8), nn.LayerNorm(8), nn.Linear(8, 6)), mesh, plan)
     optimizer = pc.optimizer("adamw", model.parameters(), foreach=False)
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("msprobe").addHandler(handler)
+    lines = heard()
     probe = pc.probe(gradients=True, parameters=True)
     with pc.closing(probe) as frames:
         probe.attach(model, optimizer)

@@ -3,7 +3,6 @@ what it reports with all of them, or is left out and said; the training is the s
 
 from __future__ import annotations
 
-import logging
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -15,6 +14,7 @@ import pytest
 import torch
 from forkpool import run_ranks
 from harness import renames
+from log_lines import heard
 from torch.distributed.fsdp import FullyShardedDataParallel
 
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
@@ -44,15 +44,6 @@ class Result(NamedTuple):
     wrong: list[Any]
     left_out: int
     said: list[str]
-
-
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
 
 
 def train(kind: str, seen: bool) -> tuple[list[float], dict[Any, Any]]:
@@ -117,19 +108,18 @@ def without(name: str) -> Iterator[None]:
 
 
 def trials(kind: str) -> dict[str, Any]:
-    handler = Lines()
-    logging.getLogger("msprobe").addHandler(handler)
+    lines = heard()
     plain, _ = train(kind, False)
     _, right = train(kind, True)
     results: dict[str, Any] = {"": len(right)}
     for name in NAMES[kind]:
-        handler.lines.clear()
+        lines.clear()
         requirements.MISSING.clear()
         with without(name):
             losses, found = train(kind, True)
         found = {key: value for key, value in found.items() if value[0] is not None}
         wrong = [(key, value, right.get(key)) for key, value in found.items() if right.get(key) != value]
-        said = [line for line in handler.lines if name in line]
+        said = [line for line in lines if name in line]
         results[name] = Result(losses == plain, wrong[:3], len(right.keys() - found.keys()), said[:2])
     return results
 

@@ -16,7 +16,6 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -26,7 +25,6 @@ import pytest
 import torch.distributed as dist
 from forkpool import run_ranks
 
-from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import (
@@ -39,7 +37,7 @@ from msprobe_engine.core.settings.schema import (
     SinkSettings,
 )
 from msprobe_engine.core.statistics import rows as R
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.common.ranks.members import Members
 from msprobe_integrations.common.ranks.step_exchange import ABSENT_AT_END
@@ -109,16 +107,6 @@ class Seen(NamedTuple):
     bits: list[bytes]
 
 
-class _Sink(Sink):
-    name = "frames"
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def write(self, frame: Frame, _alerts: Sequence[Alert]) -> None:
-        self.frames.append(frame)
-
-
 def _settings(place: str) -> ProbeSettings:
     return ProbeSettings(
         output_dir=place,
@@ -128,7 +116,7 @@ def _settings(place: str) -> ProbeSettings:
     )
 
 
-def _new_probe(plan: Plan, place: str, sink: _Sink) -> TorchProbe | None:
+def _new_probe(plan: Plan, place: str, sink: MemorySink) -> TorchProbe | None:
     if not plan.unreadable:
         return TorchProbe(_settings(place), extra_sinks=[sink])
     wrong = Path(place, "probe.yaml")
@@ -147,7 +135,7 @@ def train(kind: str, plan: Plan | None) -> Seen:
     mine = plan if rank == ODD and plan is not None else Plan()
     model = pc.wrapped(kind, pc.net())
     optimizer = pc.optimizer("adamw", [p for p in model.parameters() if p.requires_grad])
-    sink, probe, bits, slowest, close = _Sink(), None, [], 0.0, 0.0
+    sink, probe, bits, slowest, close = MemorySink(), None, [], 0.0, 0.0
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place:
         for number in range(STEPS):
             began = time.monotonic()

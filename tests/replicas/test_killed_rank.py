@@ -7,7 +7,6 @@ stays merged, no step from there on is, and every rank says which one cannot be 
 from __future__ import annotations
 
 import contextlib
-import logging
 import multiprocessing
 import os
 import queue
@@ -20,6 +19,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
+from log_lines import heard
 
 from msprobe_engine.core.statistics import rows as R
 from msprobe_integrations.common.ranks.tree import SELF, Kind, Lane, Sent, shape_of
@@ -71,10 +71,7 @@ def _die_in(step: int, leaf: bool) -> None:
 def _rank(rank: int, victim: int, init: str, answers: Any, living: Any) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{init}", rank=rank, world_size=RANKS)
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("msprobe").addHandler(handler)
+    said = heard()
     exchange, channel = RowExchange(), Channel(range(RANKS), ["a", "b"])
     while not (exchange.connected and channel.connected):
         time.sleep(0.005)

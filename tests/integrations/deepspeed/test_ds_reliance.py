@@ -3,7 +3,6 @@ number is another one than with all of them."""
 
 from __future__ import annotations
 
-import logging
 import math
 import sys
 from typing import Any
@@ -14,6 +13,7 @@ import pytest
 import torch
 from forkpool import run_ranks
 from harness import renames
+from log_lines import heard
 
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
@@ -80,15 +80,6 @@ def is_same(value: Any, right: Any) -> bool:
     return bool(value == right or (isinstance(value, float) and isinstance(right, float) and math.isclose(value, right, rel_tol=1e-6)))
 
 
-class Lines(logging.Handler):
-    def __init__(self) -> None:
-        super().__init__()
-        self.lines: list[str] = []
-
-    def emit(self, record: logging.LogRecord) -> None:
-        self.lines.append(record.getMessage())
-
-
 def rows(stage: int, every: bool) -> list[str]:
     """What a training in this stage relies on. What stages share is tried in one of them, or in all."""
     shared = [row.on for row in reliance.MODULE_TABLE if ":DeepSpeedEngine." in row.on] + [row.on for row in reliance.ENGINE_TABLE]
@@ -100,21 +91,20 @@ def rows(stage: int, every: bool) -> list[str]:
 
 def drifted(stage: int, every: bool) -> Any:
     harness.deepspeed.init_distributed("gloo", verbose=False)
-    handler = Lines()
-    logging.getLogger("msprobe").addHandler(handler)
+    lines = heard()
     found, (plain, _) = {}, train(stage, False)
     right = numbers(train(stage, True)[1])
     assert len(right) > 50
     for on in rows(stage, every):
         name = on.rpartition(".")[2]
-        handler.lines.clear()
+        lines.clear()
         requirements.MISSING.clear()
         renames.rename(name, f"{name}_of_another_version")
         try:
             bits, frames = train(stage, True)
-            said = [line for line in handler.lines if name in line]
+            said = [line for line in lines if name in line]
             wrong = [(key, value, right.get(key)) for key, value in numbers(frames).items() if not is_same(value, right.get(key))]
-            found[on] = (bits == plain, [frame.step for frame in frames], bool(said), wrong[:3], list(handler.lines))
+            found[on] = (bits == plain, [frame.step for frame in frames], bool(said), wrong[:3], list(lines))
         finally:
             renames.rename(f"{name}_of_another_version", name)
     return found

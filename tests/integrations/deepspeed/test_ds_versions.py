@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 from typing import Any
 
 import deepspeed_harness as harness
@@ -10,6 +9,7 @@ import ds_jobs as jobs
 import pytest
 import torch
 from forkpool import run_ranks
+from log_lines import heard
 
 from msprobe_engine.core.settings.schema import MonitorSettings
 
@@ -38,10 +38,7 @@ def plain_loop(engine: Any, data: list[torch.Tensor]) -> list[float]:
 
 
 def trained(stage: int) -> Any:
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("msprobe").addHandler(handler)
+    lines = heard()
     conf = harness.config(stage, "fp32", zero_allow_untested_optimizer=True)
     del conf["optimizer"]  # older versions would compile an Adam of their own
     try:

@@ -6,7 +6,6 @@ its log has four digits. So gradients and moments are held against float64 with 
 
 from __future__ import annotations
 
-import logging
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +17,7 @@ from harness.frameworks import transformers_trainer as hf
 from harness.memory import everything, files, seen
 from harness.models import by_hand, make_gpt
 from harness.run import ask, digest, ranks, write_settings
+from log_lines import heard
 
 pytestmark = [pytest.mark.framework, pytest.mark.slow]
 FAMILIES = ("monitor: gradients", "monitor: parameters", "monitor: optimizer", "same bits")
@@ -37,10 +37,7 @@ class OwnLoss(hf.InOrder):
 
 def job(folder: Path, file: Path | None, made: Any, arguments: dict[str, Any]) -> Any:
     """Train; bits, what was seen, what the Trainer has logged, what the probe had to do without."""
-    lines: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: lines.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("msprobe").addHandler(handler)
+    lines = heard()
     ask(file, "transformers", "torch", "accelerate")
     trainer = hf.make_trainer(folder, made=made, logging_steps=1, **arguments)
     trainer.train()

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 import train_gpt
 from forkpool import run_ranks
-from megatron_harness import Frames, probe_settings
+from megatron_harness import probe_settings
 
 from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 pytestmark = pytest.mark.framework
@@ -20,7 +21,7 @@ STEPS = 3
 def job(argv: str) -> dict[str, Any]:
     a = train_gpt.arguments(["--quiet", "--steps", str(STEPS), *argv.split()])
     _, chunks, optimizer = train_gpt.build(a)
-    sink = Frames()
+    sink = MemorySink()
     probe = TorchProbe(probe_settings(MONITOR), extra_sinks=[sink])
 
     def ended(_skipped: bool) -> None:

@@ -13,10 +13,11 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from layout_checks import check_gradients, check_outputs, check_parameters, check_sums
 from layout_job import seen_by
-from megatron_harness import Frames, capturing, probe_settings, run_with_fault, train_gpt
+from megatron_harness import capturing, probe_settings, run_with_fault, train_gpt
 
 from msprobe_engine.core.settings.schema import MonitorSettings, ReplicaCheckSettings
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.layout import unwrap_model
 from msprobe_integrations.megatron.observer import TrainingObserver
@@ -109,21 +110,9 @@ def test_an_incident_names_the_fault(layout: str, tmp_path: Path) -> None:
     assert first["module"].removeprefix("0.") == truth["module"]  # of several chunks the first is meant
 
 
-class Ears(Frames):
-    """A sink that keeps alerts."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.alerts: list[Any] = []
-
-    def write(self, frame: Any, alerts: Any) -> None:
-        super().write(frame, alerts)
-        self.alerts += [alert for alert in alerts if alert.rule == "replica_mismatch"]
-
-
 def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
     monitor = MonitorSettings(gradients=False, replica_check=ReplicaCheckSettings(interval=1))
-    ears = Ears()
+    ears = MemorySink()
     settings = probe_settings(monitor)
     observer = TrainingObserver(settings, lambda s: TorchProbe(s, extra_sinks=[ears]))
     patches.observe(lambda: observer)
@@ -139,7 +128,11 @@ def drifting(argv: str, guilty: int) -> list[tuple[int, str, tuple[int, ...]]]:
 
     train_gpt.train(a, chunks, optimizer, on_step=flip)
     observer.close()
-    return [(alert.step, alert.name, tuple(alert.extra.get("ranks", ()))) for alert in ears.alerts if not alert.extra.get("over")]
+    return [
+        (alert.step, alert.name, tuple(alert.extra.get("ranks", ())))
+        for alert in ears.alerts
+        if alert.rule == "replica_mismatch" and not alert.extra.get("over")
+    ]
 
 
 @pytest.mark.slow

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import logging
 import time
 
 import numpy as np
@@ -10,6 +9,7 @@ import torch.distributed as dist
 from forkpool import run_ranks
 from hypothesis import given
 from hypothesis import strategies as st
+from log_lines import heard
 
 from msprobe_engine.core.statistics import histograms, host_kernel
 from msprobe_engine.core.statistics import rows as R
@@ -102,18 +102,9 @@ def test_words_that_only_some_rows_have() -> None:
         assert histograms.counts(rows, 3, "log2").tolist() == histograms.count_values(whole, "log2").tolist()
 
 
-def _heard() -> list[str]:
-    """Warnings of the probe from now on."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("msprobe").addHandler(handler)
-    return said
-
-
 def _apart() -> tuple[dict[int, str], list[str]]:
     rank = dist.get_rank()
-    said = _heard()
+    said = heard()
     exchange = RowExchange(None)
     scopes: dict[int, str] = {}
     edits = []
@@ -150,7 +141,7 @@ def test_rows_of_different_steps_are_not_mixed() -> None:
 def _one_sided() -> list[str]:
     exchange = RowExchange(None)
     exchange._patience = 0.5
-    said = _heard()
+    said = heard()
     if dist.get_rank() == 0:
         for step in range(3):
             edit = exchange.merge(step, ["a"], [0])

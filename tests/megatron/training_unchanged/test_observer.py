@@ -11,6 +11,7 @@ from forkpool import run_ranks
 from megatron_harness import observed, probe_settings, run_gpt, train_gpt
 
 from msprobe_engine.core.settings.schema import MonitorSettings
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.common.parameters.parameter_sampler import ParameterSampler
 from msprobe_integrations.megatron import MegatronCallback, patches
 from msprobe_integrations.megatron.observer import losses
@@ -21,9 +22,8 @@ MONITOR = MonitorSettings(gradients=True)
 
 
 def with_callback() -> tuple[list[float | None], list[int], float]:
-    from megatron_harness import Frames
 
-    sink = Frames()
+    sink = MemorySink()
     callback = MegatronCallback(probe_settings(MONITOR))
     callback.observer._make_probe = lambda s: TorchProbe(s, extra_sinks=[sink])
     a = train_gpt.arguments(["--quiet", "--steps", "1", "--distopt"])

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 import torch
 from launches import EXAMPLES, launch, rows
-from megatron_harness import Frames
 from torch import nn
 
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.formats.dump.reader import open_dump
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.megatron import patches
 from msprobe_integrations.megatron.observer import TrainingObserver
 from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -131,7 +131,7 @@ def test_second_runs_do_not_count(tmp_path: Path, mode: str) -> None:
     """Driven by the real machine, a step that runs twice has the samples of one run and micro batches from 0; only a failed
     validation makes an incident, a statistics run makes none."""
     driver = Machine(mode)
-    sink = Frames()
+    sink = MemorySink()
     settings = ProbeSettings(
         output_dir=str(tmp_path),
         strict=True,

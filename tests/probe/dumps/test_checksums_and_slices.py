@@ -14,11 +14,10 @@ import probe_ranks as pr
 import pytest
 import torch
 
-from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.settings.schema import DumpSettings, IncidentSettings, MonitorSettings, ProbeSettings, SliceSettings
 from msprobe_engine.core.statistics import rows
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.torch.dump.debugger import PrecisionDebugger
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
@@ -89,21 +88,9 @@ def test_files_are_what_checksums_say(tmp_path: Path, level: str) -> None:
     assert min(seen, cut) > 50
 
 
-class Frames(Sink):
-    """Keeps the frames it is given."""
-
-    name = "frames"
-
-    def __init__(self) -> None:
-        self.frames: list[Any] = []
-
-    def write(self, frame: Any, alerts: list[Alert]) -> None:  # noqa: ARG002
-        self.frames.append(frame)
-
-
 def probed(output: str, mode: str) -> list[tuple[int, int, set[tuple[int, ...]]]]:
     """Steps of the probe with a dump of step 1: per step, rows with a checksum, all rows, and shapes of the monitor's samples."""
-    kept = Frames()
+    kept = MemorySink()
     probe = TorchProbe(
         ProbeSettings(
             output_dir=output,

@@ -18,30 +18,14 @@ import torch
 import torch.distributed as dist
 from torch import nn
 
-from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import CsvSettings, IncidentSettings, MonitorSettings, ProbeSettings, RuleSettings, SinkSettings
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.formats.dump.reader import open_dump
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 
 BAD = 3
 STEPS = 6
-
-
-class Frames(Sink):
-    """Keeps what a sink gets."""
-
-    name = "frames"
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-        self.alerts: list[Alert] = []
-
-    def write(self, frame: Frame, alerts: Any) -> None:
-        self.frames.append(frame)
-        self.alerts += alerts
 
 
 class Sick(nn.Module):
@@ -136,7 +120,7 @@ def test_a_good_step_writes_nothing(tmp_path: Path) -> None:
 @pytest.mark.parametrize("level", ["", "L0", "L1", "mix"])
 def test_the_very_step_is_named(tmp_path: Path, level: str) -> None:
     """Whatever is always on, also the monitor alone, the incident names step, module and operator, and says that it reproduced."""
-    sink = Frames()
+    sink = MemorySink()
     train(TorchProbe(settings(tmp_path, level), extra_sinks=[sink]), sick=2)
     directory = incident(tmp_path)
     assert directory.name == f"step{BAD}-nan_inf"
@@ -156,7 +140,7 @@ def test_the_very_step_is_named(tmp_path: Path, level: str) -> None:
 @pytest.mark.parametrize("level", ["", "L0"])
 def test_one_record_per_step(tmp_path: Path, level: str) -> None:
     """The frame of a step that ran twice has the samples and calls of one run, and its alert once."""
-    clean, bad = Frames(), Frames()
+    clean, bad = MemorySink(), MemorySink()
     monitor = MonitorSettings(activations=True, unreduced_gradients=True)
     for sink, sick in ((clean, 0), (bad, 2)):
         train(
@@ -175,7 +159,7 @@ def test_one_record_per_step(tmp_path: Path, level: str) -> None:
 @pytest.mark.parametrize("level", ["", "L0"])
 def test_a_transient_fault_is_called_so(tmp_path: Path, level: str) -> None:
     """A fault that only the first run had is called transient; the training goes on with the second run's values; the alert stays."""
-    sink = Frames()
+    sink = MemorySink()
     state = train(TorchProbe(settings(tmp_path, level), extra_sinks=[sink]), sick=1)
     clean = train(None)
     state.pop("runs"), clean.pop("runs")

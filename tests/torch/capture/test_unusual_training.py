@@ -17,11 +17,10 @@ from torch.overrides import TorchFunctionMode
 from torch.testing._internal.distributed.fake_pg import FakeStore
 from torch.utils.checkpoint import checkpoint
 
-from msprobe_engine.core.alerts import Alert
-from msprobe_engine.core.records import Frame, Opaque
+from msprobe_engine.core.records import Opaque
 from msprobe_engine.core.settings.schema import IncidentSettings, MonitorSettings, ProbeSettings
 from msprobe_engine.probe.incident.notify import SilentNotifier, StoreNotifier
-from msprobe_engine.probe.sinks.base import Sink
+from msprobe_engine.probe.sinks.memory import MemorySink
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.tensors.structure import MAX_VALUES, convert
@@ -342,19 +341,9 @@ def test_incidents_are_announced_when_the_group_came_late(tmp_path: Path) -> Non
 # What users hand to `end_step`.
 
 
-class Frames(Sink):
-    name = "frames"
-
-    def __init__(self) -> None:
-        self.frames: list[Frame] = []
-
-    def write(self, frame: Frame, alerts: list[Alert]) -> None:  # noqa: ARG002 - the protocol's signature
-        self.frames.append(frame)
-
-
 def test_a_scalar_that_is_no_number_costs_itself_only(tmp_path: Path) -> None:
     """Text, huge integers, complex numbers and containers are left out and counted; steps stay apart and memory does not grow."""
-    sink = Frames()
+    sink = MemorySink()
     settings = ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings(), incident=IncidentSettings(level="mix"))
     probe = TorchProbe(settings, extra_sinks=[sink])
     model = nn.Linear(2, 2)

@@ -6,7 +6,6 @@ import contextlib
 import importlib
 import io
 import json
-import logging
 import os
 import sys
 import tempfile
@@ -19,6 +18,7 @@ from typing import Any, NamedTuple
 import torch
 import torch.distributed as dist
 from forkpool import run_ranks
+from log_lines import heard
 
 from harness import renames
 from harness.case import Training, TrainingCase
@@ -139,10 +139,7 @@ def make_job(case: TrainingCase, *packages: str, **sections: Any) -> Job:
 
 def outcome(job: Job, trial: Trial | None, seen: bool = True, error: BaseException | None = None) -> Outcome:
     """Train in this process, up to what the interpreter does at its end."""
-    said: list[str] = []
-    handler = logging.Handler()
-    handler.emit = lambda record: said.append(record.getMessage())  # type: ignore[method-assign]
-    logging.getLogger("msprobe").addHandler(handler)
+    said = heard()
     printed = sys.stderr = io.StringIO()
     here = trial is not None and not (trial.one_rank and dist.is_initialized() and dist.get_rank() != dist.get_world_size() - 1)
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as place, contextlib.ExitStack() as stack:
