@@ -41,16 +41,13 @@ def test_load_names(tmp_path: Path, modules: Any, said: str) -> None:
     assert said in mistakes(load={"path": str(tmp_path), "modules": modules})
 
 
-@pytest.mark.parametrize(("path", "said"), [("", "load.path: is missing"), ("/no/such/place", "is no directory"), (3, "load.path")])
+@pytest.mark.parametrize(
+    ("path", "said"),
+    [("", "load.path: is missing"), ("/no/such/place", "is no directory"), (__file__, "is no directory"), (3, "load.path")],
+)
 def test_load_path(path: Any, said: str) -> None:
-    """The earlier dump must be there."""
+    """The earlier dump must be there, and a file is none."""
     assert said in mistakes(load={"path": path, "modules": [CALL]})
-
-
-def test_load_path_is_no_file(tmp_path: Path) -> None:
-    """A file is no dump."""
-    (tmp_path / "dump.json").write_text("{}")
-    assert "is no directory" in mistakes(load={"path": str(tmp_path / "dump.json"), "modules": [CALL]})
 
 
 def test_load_steps_and_switch(tmp_path: Path) -> None:
