@@ -7,6 +7,7 @@ pack.json("env"), pack.ranks, pack.problems
 from __future__ import annotations
 
 import contextlib
+import io
 import os
 import zipfile
 from collections.abc import Callable
@@ -25,6 +26,11 @@ from msprobe_engine.formats.pack import entries
 from msprobe_engine.formats.pack.kind import NAME, OWN
 
 
+_SMALL_BYTES = 1 << 20
+"""A pack of at most so many bytes is kept in memory: its dozen entries are asked for one after the other, on file systems of a cluster."""
+_MOST_KEPT = 64
+
+
 class Pack:
     """A pack as read: nothing is unpacked to a disk, entries are read when they are asked for.
 
@@ -39,6 +45,7 @@ class Pack:
         self.path = path
         self.problems: list[str] = []
         self._found: dict[str, tuple[Path, zipfile.ZipInfo]] = {}
+        self._kept: dict[Path, bytes] = {}
         others = sorted(path.parent.glob(f"{_plain(path.stem)}@*.zip"))
         run: str | None = None
         for file in [path, *others] if path.exists() or not others else others:
@@ -86,7 +93,7 @@ class Pack:
         except KeyError:
             raise DumpFormatError(f"{one_line(str(self.path))} has no entry {one_line(name)}") from None
         try:
-            with open_input(file) as opened:
+            with io.BytesIO(self._kept[file]) if file in self._kept else open_input(file) as opened:
                 return read_member(opened, entry, pack_file.MOST_ENTRY_BYTES)
         except (OSError, ArchiveError) as error:
             raise DumpFormatError(f"{one_line(str(file))}: entry {one_line(name)} cannot be read: {error}; take the pack again") from error
@@ -175,6 +182,9 @@ class Pack:
                 if entries.META in members:
                     with contextlib.suppress(ValueError, TypeError, LookupError):  # said when the entry is asked for
                         run = str(parse_json(read_member(opened, members[entries.META], pack_file.MOST_OF_HEAD))["run"])
+                if len(self._kept) < _MOST_KEPT and os.fstat(opened.fileno()).st_size <= _SMALL_BYTES:
+                    opened.seek(0)
+                    self._kept[path] = opened.read(_SMALL_BYTES)
         except OSError as error:
             raise DumpFormatError(f"cannot read the pack {one_line(str(path))}: {error.strerror or error}") from error
         except ArchiveError as error:
