@@ -32,6 +32,34 @@ _MAX_DIGITS = 18  # a call number beyond this is no number of ours, and int() of
 _FORBIDDEN = re.compile(r"[/\\\0-\x1f]|^\.+$")
 
 
+_PLACES = {
+    "torch.nn.functional.": "Functional.",
+    "nn.functional.": "Functional.",
+    "F.": "Functional.",
+    "torch.Tensor.": "Tensor.",
+    "torch.linalg.": "Torch.",
+    "torch.fft.": "Torch.",
+    "torch.special.": "Torch.",
+    "torch.distributed.": "Distributed.",
+    "torch.ops.aten.": "Aten.",
+    "torch.ops.npu.": "NPU.",
+    "torch.ops.atb.": "NPU.",
+    "torch.ops.mindspeed.": "MindSpeed.",
+    "torch.ops.": "",
+    "torch_npu.": "NPU.",
+    "torch.": "Torch.",
+    "mindspore.mint.nn.functional.": "MintFunctional.",
+    "mindspore.mint.distributed.": "MintDistributed.",
+    "mindspore.mint.linalg.": "Mint.",
+    "mindspore.mint.special.": "Mint.",
+    "mindspore.mint.": "Mint.",
+    "mindspore.ops.": "Functional.",
+    "mindspore.Tensor.": "Tensor.",
+}
+"""Where a program has a function, a longer place before a shorter one: the prefix of its records."""
+_CLASS = re.compile(r"(?:torch\.nn|nn|mindspore\.nn|mindspore\.mint\.nn)\.(?:\w+\.)*(?P<cls>[A-Z]\w*)")
+
+
 class ApiName(NamedTuple):
     """One call of a function: ``{prefix}.{api}.{number}.{direction}``. The prefix may contain dots (custom functions,
     ``Primitive.{attribute}``)."""
@@ -234,3 +262,14 @@ def layer_of(name: str, vpp_stage: int = 0) -> str:
     else:
         layer = ".".join(words[:-1][:2]) or words[0] or "root"
     return f"{vpp_stage}:{layer}" if vpp_stage > 0 else layer
+
+
+def name_in_records(name: str) -> str:
+    """What records have in their names for a function or a class of modules as a program names it; another name as it is.
+
+    >>> name_in_records("torch.nn.functional.softmax"), name_in_records("torch.linalg.norm"), name_in_records("torch.nn.GRU")
+    ('Functional.softmax', 'Torch.norm', '.GRU.')
+    """
+    if found := _CLASS.fullmatch(name):
+        return f".{found['cls']}."
+    return next((prefix + name.removeprefix(place) for place, prefix in _PLACES.items() if name.startswith(place)), name)

@@ -165,3 +165,25 @@ def of_reducer(name: str) -> bool:
     """A record of a collective that torch's own reducer of gradients calls (`DistributedDataParallel`): its buckets, and their layout, are
     no part of the model."""
     return name.startswith("Distributed.c10d_")
+
+
+NO_OPERATIONS = frozenset((
+    "__get__", "__set__", "__delete__", "size", "dim", "ndimension", "stride", "storage_offset", "numel", "nelement",
+    "element_size", "data_ptr", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_set_to", "is_same_size",
+    "is_nonzero", "is_tensor", "is_storage", "is_pinned", "is_shared", "is_distributed", "is_inference", "is_neg", "is_conj",
+    "is_coalesced", "is_sparse", "get_device", "layout", "storage", "untyped_storage", "type_as_", "requires_grad_",
+    "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "has_names", "dense_dim", "sparse_dim", "result_type",
+    "can_cast", "promote_types", "broadcast_shapes", "__len__", "__hash__", "__repr__", "__format__", "__str__", "__reduce_ex__",
+    "__reduce__", "__setstate__", "__dir__", "__deepcopy__", "__array__", "__array_wrap__", "__dlpack__", "__dlpack_device__",
+    "__cuda_array_interface__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "item", "tolist", "data_ptr",
+    "backward", "set_", "record_stream", "share_memory_", "get_default_dtype", "set_default_dtype", "is_grad_enabled",
+    "is_inference_mode_enabled", "finfo", "iinfo", "manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state",
+    "_is_view", "_base", "_version", "_nested_tensor_size", "_has_compatible_shallow_copy_type", "__torch_function__",
+    "unflatten_names", "is_autocast_enabled", "get_autocast_dtype", "typename", "is_deterministic_algorithms_enabled", "dtype",
+    "shape", "device", "grad", "grad_fn", "__setattr__", "__getattribute__", "type", "is_cpu", "is_cuda_enabled", "rename_",
+    "refine_names", "__iter__", "_set_grad_enabled", "_record_function_enter_new", "_record_function_exit", "sym_size",
+    "sym_numel", "sym_stride", "sym_storage_offset", "_typed_storage", "__cuda_array_interface__",
+))  # fmt: skip
+"""Answers about a tensor, and what changes only what is kept about it: never recorded. `detach_` and friends are operations; `item`,
+`tolist` and `__iter__` give no tensors, and what they lead to is seen at the next call. The existing format has records of `__bool__` and
+`numpy`."""

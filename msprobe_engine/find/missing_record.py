@@ -11,6 +11,7 @@ from typing import Any
 from msprobe_engine.core import names
 from msprobe_engine.core.errors import ProbeError
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.operator_traits import NO_OPERATIONS
 from msprobe_engine.core.text.ranges import in_short, steps_text
 from msprobe_engine.formats.dump.completeness import of_earlier_runs
 from msprobe_engine.formats.dump.dump_table import DumpTable
@@ -26,17 +27,8 @@ _SUPPOSED = (
     " which only the outer one is recorded",
     "it was called by another thread, or before the step began and after it ended",
 )
+_CALLS = ("Functional.", "Tensor.", "Torch.", "Aten.", "NPU.", "Mint.", "MintFunctional.")
 _STOP = "add it to the list, or leave the key out"
-_PYTHON = {"torch.nn.functional": "Functional", "torch.Tensor": "Tensor", "torch": "Torch", "F": "Functional"}
-"""Where Python has a function, longest first -> the prefix of its records."""
-
-
-def _as_recorded(name: str) -> str:
-    """``Functional.softmax`` for ``torch.nn.functional.softmax``; another name as it is."""
-    for place, prefix in _PYTHON.items():
-        if name.startswith(f"{place}."):
-            return prefix + name.removeprefix(place)
-    return name
 
 
 @dataclass
@@ -98,7 +90,7 @@ def explain_absence(path: Path, name: str) -> Absence:
     """
     dump = open_dump(path)
     answer = Absence(name)
-    name = _as_recorded(name)
+    name = names.name_in_records(name)
     known: dict[str, None] = {}
     reasons: dict[str, None] = {}
     answer.unreadable += of_earlier_runs(dump)
@@ -133,9 +125,12 @@ def explain_absence(path: Path, name: str) -> Absence:
 def _reasons(table: DumpTable, step: int, name: str) -> Iterator[str]:
     """What the files of one rank and step say about it."""
     parsed = names.parse(name)
-    is_module = isinstance(parsed, (names.ModuleName, names.ParametersGradName)) or name.startswith(("Module.", "Cell."))
-    is_call = not is_module and (isinstance(parsed, names.ApiName) or name.startswith(tuple(f"{one}." for one in _PYTHON.values())))
+    is_module = isinstance(parsed, (names.ModuleName, names.ParametersGradName)) or name.startswith(("Module.", "Cell.", "."))
+    is_call = not is_module and (isinstance(parsed, names.ApiName) or name.startswith(_CALLS))
     level = table.header.get("level")
+    function = parsed.api if isinstance(parsed, names.ApiName) else name.rpartition(".")[2]
+    if not is_module and function in NO_OPERATIONS:
+        yield f"{one_line(function)} is never recorded: it answers a question about a tensor, and computes no tensor"
     if was_cut_off(table.path, table.header, table.recovered):
         yield f"step {step} of {one_line(table.path.parent.name)} was cut off: what came later is not in it"
     if level == "L0" and is_call:

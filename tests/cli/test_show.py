@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.names import name_in_records
 from msprobe_engine.formats.run.overview import read_overview
+from msprobe_integrations.torch.capture.api_names import ApiNames
 
 
 def test_the_latest_launch_is_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -260,6 +264,9 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "no gradient": ("Functional.linear.1.backward", {}, 1, "it has calls 0 and no call 1 (backward)"),
     "no backward pass": ("Module.fc.Linear.backward.0", {}, 1, "no gradient went through it (no grad mode, detached"),
     "a name as Python has it": ("torch.nn.functional.linear", {}, 0, "record     Functional.linear.0.forward"),
+    "a class as Python has it": ("torch.nn.Linear", {}, 0, "record     Module.fc.Linear.forward.0"),
+    "an operator below Python": ("torch.ops.aten.linear", {"records": ("Aten.linear.0.forward",)}, 0, "record     Aten.linear.0.forward"),
+    "no operation": ("torch.Tensor.item", {}, 1, "item is never recorded: it answers a question about a tensor"),
     "a name as Python has it, level L0": (
         "torch.nn.functional.relu",
         {"level": "L0"},
@@ -306,6 +313,20 @@ def test_why(case: str, tmp_path: Path, capsys: Capture) -> None:
     ended, text = answer(write(tmp_path, 0, 0, **given), name, capsys)
     assert said in text
     assert ended == code
+
+
+@pytest.mark.parametrize("place", ["torch.nn.functional", "torch.linalg", "torch.fft", "torch.special", "torch.Tensor"])
+def test_a_name_as_python_has_it_is_the_name_in_records(place: str) -> None:
+    """Every public function of these places is asked for under the name that recording gives it."""
+    space, known, seen = importlib.import_module(place) if place != "torch.Tensor" else torch.Tensor, ApiNames(), 0
+    for name in dir(space):
+        function = getattr(space, name)
+        if name.startswith("_") or isinstance(function, type) or getattr(function, "__module__", "") == "typing" or not callable(function):
+            continue
+        if (recorded := known.resolve(function)) is not None:
+            seen += 1
+            assert name_in_records(f"{place}.{name}") == ".".join(recorded)
+    assert seen > 10
 
 
 def test_another_rank_and_another_step_have_it(tmp_path: Path, capsys: Capture) -> None:

@@ -25,7 +25,6 @@ from msprobe_engine.core.log import one_line
 from msprobe_engine.formats.pack import entries
 from msprobe_engine.formats.pack.kind import NAME, OWN
 
-
 _SMALL_BYTES = 1 << 20
 """A pack of at most so many bytes is kept in memory: its dozen entries are asked for one after the other, on file systems of a cluster."""
 _MOST_KEPT = 64

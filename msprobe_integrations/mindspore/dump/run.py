@@ -14,6 +14,7 @@ from msprobe_engine.accuracy.free_benchmark.table import FreeBenchmarkTable
 from msprobe_engine.core import log
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.guard import Faults
+from msprobe_engine.core.names import name_in_records
 from msprobe_engine.core.settings.schema import DumpSettings
 from msprobe_integrations.common.capture.custom_api import CustomApis
 from msprobe_integrations.common.capture.filters import record_filter
@@ -123,17 +124,6 @@ class MindSporeDumpRun(DumpRun):
         return hooks.before_call(model, call)
 
 
-_MODULES = {
-    "mindspore.mint.nn.functional.": "MintFunctional.",
-    "mindspore.mint.linalg.": "Mint.",
-    "mindspore.mint.special.": "Mint.",
-    "mindspore.mint.": "Mint.",
-    "mindspore.ops.": "Functional.",
-    "mindspore.Tensor.": "Tensor.",
-}
-"""Full names, as ``list`` of the existing tool has them, and records' names for them."""
-
-
 class FreeBenchmark(FreeBenchmarkRun):
     """See `FreeBenchmarkRun`.
 
@@ -176,7 +166,5 @@ def record_name(element: str) -> str:
     >>> record_name("mindspore.mint.matmul")
     'Mint.matmul.'
     """
-    for module, prefix in _MODULES.items():
-        if element.startswith(module):
-            return f"{prefix}{element.removeprefix(module)}."
-    return element
+    found = name_in_records(element)
+    return element if found == element else found.removesuffix(".") + "."

@@ -15,26 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
-# Answers about a tensor, not operations on its data; `detach_` and friends are operations.
-_METADATA = frozenset([
-    "__get__", "__set__", "__delete__", "size", "dim", "ndimension", "stride", "storage_offset", "numel", "nelement",
-    "element_size", "data_ptr", "is_contiguous", "is_floating_point", "is_complex", "is_signed", "is_set_to", "is_same_size",
-    "is_nonzero", "is_tensor", "is_storage", "is_pinned", "is_shared", "is_distributed", "is_inference", "is_neg", "is_conj",
-    "is_coalesced", "is_sparse", "get_device", "layout", "storage", "untyped_storage", "type_as_", "requires_grad_",
-    "retain_grad", "register_hook", "register_post_accumulate_grad_hook", "has_names", "dense_dim", "sparse_dim", "result_type",
-    "can_cast", "promote_types", "broadcast_shapes", "__len__", "__hash__", "__repr__", "__format__", "__str__", "__reduce_ex__",
-    "__reduce__", "__setstate__", "__dir__", "__deepcopy__", "__array__", "__array_wrap__", "__dlpack__", "__dlpack_device__",
-    "__cuda_array_interface__", "__int__", "__float__", "__index__", "__complex__", "__contains__", "item", "tolist", "data_ptr",
-    "backward", "set_", "record_stream", "share_memory_", "get_default_dtype", "set_default_dtype", "is_grad_enabled",
-    "is_inference_mode_enabled", "finfo", "iinfo", "manual_seed", "seed", "initial_seed", "get_rng_state", "set_rng_state",
-    "_is_view", "_base", "_version", "_nested_tensor_size", "_has_compatible_shallow_copy_type", "__torch_function__",
-    "unflatten_names", "is_autocast_enabled", "get_autocast_dtype", "typename", "is_deterministic_algorithms_enabled", "dtype",
-    "shape", "device", "grad", "grad_fn", "__setattr__", "__getattribute__", "type", "is_cpu", "is_cuda_enabled", "rename_",
-    "refine_names", "__iter__", "_set_grad_enabled", "_record_function_enter_new", "_record_function_exit", "sym_size",
-    "sym_numel", "sym_stride", "sym_storage_offset", "_typed_storage", "__cuda_array_interface__",
-])  # fmt: skip
-# `item`, `tolist` and `__iter__` give no tensors; what they lead to is seen at the next call. The existing format has records of
-# `__bool__` and `numpy`.
+from msprobe_engine.core.operator_traits import NO_OPERATIONS
 
 COMPOSED = frozenset(
     function
@@ -120,7 +101,7 @@ class ApiNames:
 
     def _search(self, func: Callable[..., Any]) -> tuple[str, str] | None:
         name = getattr(func, "__name__", None) or type(func).__name__
-        if name in _METADATA or (getattr(func, "__module__", None) or "").startswith("torch.distributed"):
+        if name in NO_OPERATIONS or (getattr(func, "__module__", None) or "").startswith("torch.distributed"):
             return None  # collectives are seen at their dispatch key, once, with their outputs
         if isinstance(func, (torch._ops.OpOverload, torch._ops.OpOverloadPacket)):
             packet = func.overloadpacket if isinstance(func, torch._ops.OpOverload) else func
