@@ -15,43 +15,50 @@ from msprobe_integrations.requirements import Requirement
 
 NAME = "Megatron"
 PACKAGE = "megatron-core"
+_NEWEST = "0.19"
 _SCHEDULES = "megatron.core.pipeline_parallel.schedules"
 
 CORE = (
-    Requirement(f"{_SCHEDULES}:get_forward_backward_func", "steps, losses and evaluation in a loop of one's own", "0.8 to 0.19"),
-    Requirement(f"{_SCHEDULES}:forward_step", "number of the micro batch", "0.8 to 0.19"),
-    Requirement("megatron.core.optimizer:get_megatron_optimizer", "model and optimizer in a loop of one's own", "0.8 to 0.19"),
-    Requirement("megatron.core.parallel_state:model_parallel_is_initialized", "place of the rank in the parallel layout", "0.8 to 0.19"),
+    Requirement(f"{_SCHEDULES}:get_forward_backward_func", "steps, losses and evaluation in a loop of one's own", f"0.8 to {_NEWEST}"),
+    Requirement(f"{_SCHEDULES}:forward_step", "number of the micro batch", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.core.optimizer:get_megatron_optimizer", "model and optimizer in a loop of one's own", f"0.8 to {_NEWEST}"),
+    Requirement(
+        "megatron.core.parallel_state:model_parallel_is_initialized", "place of the rank in the parallel layout", f"0.8 to {_NEWEST}"
+    ),
     Requirement(
         "megatron.core.parallel_state:get_tensor_model_parallel_world_size",
         "sizes of the parallel layout in dump.json",
-        "0.8 to 0.19",
+        f"0.8 to {_NEWEST}",
     ),
-    Requirement("megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", "0.8 to 0.19"),
     Requirement(
-        "megatron.core.parallel_state:_GLOBAL_MEMORY_BUFFER", "memory without values in dumps that begin in a later step", "0.8 to 0.19"
+        "megatron.core.parallel_state:get_tensor_model_parallel_group", "replica check over tensor-parallel ranks", f"0.8 to {_NEWEST}"
+    ),
+    Requirement(
+        "megatron.core.parallel_state:_GLOBAL_MEMORY_BUFFER",
+        "memory without values in dumps that begin in a later step",
+        f"0.8 to {_NEWEST}",
     ),
     Requirement(
         "megatron.core.rerun_state_machine:RerunStateMachine.should_run_forward_backward",
         "capture of the second run of Megatron's rerun machine",
-        "0.10 to 0.19",
+        f"0.10 to {_NEWEST}",
     ),
 )
-FSDP_ROWS = (Requirement("fsdp.param_and_grad_buffer", "gradients, parameters and states under Megatron-FSDP", "0.14 to 0.19"),)
+FSDP_ROWS = (Requirement("fsdp.param_and_grad_buffer", "gradients, parameters and states under Megatron-FSDP", f"0.14 to {_NEWEST}"),)
 OPTIMIZER = (
-    Requirement("optimizer.prepare_grads", "gradient phases unscaled and clipped", "0.8 to 0.19"),
-    Requirement("optimizer.step_with_ready_grads", "values just before and after the inner update", "0.8 to 0.19"),
-    Requirement("optimizer.step", "reduced gradients, gradient norm, whether the update was skipped", "0.8 to 0.19"),
-    Requirement("optimizer.param_groups", "learning rate, updates and ratios", "0.8 to 0.19"),
+    Requirement("optimizer.prepare_grads", "gradient phases unscaled and clipped", f"0.8 to {_NEWEST}"),
+    Requirement("optimizer.step_with_ready_grads", "values just before and after the inner update", f"0.8 to {_NEWEST}"),
+    Requirement("optimizer.step", "reduced gradients, gradient norm, whether the update was skipped", f"0.8 to {_NEWEST}"),
+    Requirement("optimizer.param_groups", "learning rate, updates and ratios", f"0.8 to {_NEWEST}"),
 )
 LOOP = (
-    Requirement("megatron.training.arguments:parse_args", "launch arguments (MSPROBE_CONFIG works)", "0.8 to 0.19"),
-    Requirement("megatron.training.training:setup_model_and_optimizer", "models of Megatron's own loop", "0.8 to 0.19"),
-    Requirement("megatron.training.training:train_step", "the iteration's number, steps as Megatron counts them", "0.8 to 0.19"),
-    Requirement("megatron.training.training:training_log", "params_norm, num_zeros, auxiliary losses", "0.8 to 0.19"),
-    Requirement("megatron.training.training:evaluate", "evaluation that leaves no trace", "0.8 to 0.19"),
-    Requirement("megatron.training.training:save_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
-    Requirement("megatron.training.training:load_checkpoint", "moments of checkpoints", "0.8 to 0.19"),
+    Requirement("megatron.training.arguments:parse_args", "launch arguments (MSPROBE_CONFIG works)", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.training.training:setup_model_and_optimizer", "models of Megatron's own loop", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.training.training:train_step", "the iteration's number, steps as Megatron counts them", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.training.training:training_log", "params_norm, num_zeros, auxiliary losses", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.training.training:evaluate", "evaluation that leaves no trace", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.training.training:save_checkpoint", "moments of checkpoints", f"0.8 to {_NEWEST}"),
+    Requirement("megatron.training.training:load_checkpoint", "moments of checkpoints", f"0.8 to {_NEWEST}"),
 )
 TABLE = (*CORE, *FSDP_ROWS, *OPTIMIZER, *LOOP)
 PARTS = ("megatron.training",)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from msprobe_engine.core.errors import ProbeError, SinkError
@@ -13,9 +14,12 @@ from msprobe_engine.probe.sinks.anomaly import AnomalySink
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.monitor import CsvSink
 from msprobe_engine.probe.sinks.memory import MemorySink
+from msprobe_engine.probe.sinks.one_file import FileSettings, OneFileSink
 
 PLUGINS = "msprobe.sinks"
 """Entry point group of sinks of other packages."""
+_ONE_FILE = {"jsonl": "jsonlines:JsonLinesSink", "sqlite": "sqlite:SqliteSink", "parquet": "parquet:ParquetSink"}
+"""Section of the settings: module and class of a `OneFileSink`."""
 MEMORY_FRAMES = 10_000
 """Frames that sink ``memory`` keeps, the latest ones: a run may have millions of steps."""
 
@@ -53,12 +57,9 @@ def build_sinks(
         wanted.append(lambda: CsvSink(sinks.csv, monitor, output_dir=output_dir, rank=rank, world_size=world_size, rules=rules))
     if sinks.tensorboard.enabled:
         wanted.append(lambda: _tensorboard(settings, monitor, output_dir, rank))
-    if sinks.jsonl.enabled:
-        wanted.append(lambda: _json_lines(settings, monitor, output_dir, rank, world_size))
-    if sinks.sqlite.enabled:
-        wanted.append(lambda: _sqlite(settings, monitor, output_dir, rank, world_size))
-    if sinks.parquet.enabled:
-        wanted.append(lambda: _parquet(settings, monitor, output_dir, rank, world_size))
+    for section, place in _ONE_FILE.items():
+        if (given := getattr(sinks, section)).enabled:
+            wanted.append(partial(_one_file, place, given, monitor, output_dir, rank, world_size))
     if sinks.prometheus.enabled:
         wanted.append(lambda: _prometheus(settings, output_dir, rank, local_rank, local_world_size))
     if sinks.tracker.enabled:
@@ -98,16 +99,10 @@ def _tensorboard(settings: ProbeSettings, monitor: MonitorSettings | None, outpu
     return TensorBoardSink(settings.sinks.tensorboard, output_dir=output_dir, rank=rank, monitor=monitor)
 
 
-def _json_lines(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
-    from msprobe_engine.probe.sinks.jsonlines import JsonLinesSink
-
-    return JsonLinesSink(settings.sinks.jsonl, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
-
-
-def _sqlite(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
-    from msprobe_engine.probe.sinks.sqlite import SqliteSink
-
-    return SqliteSink(settings.sinks.sqlite, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
+def _one_file(place: str, settings: FileSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
+    module, _, name = place.partition(":")
+    kind: type[OneFileSink] = getattr(import_module(f"msprobe_engine.probe.sinks.{module}"), name)
+    return kind(settings, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
 
 
 def _tracker(settings: ProbeSettings, rank: int) -> Sink:
@@ -130,12 +125,6 @@ def _plugin(name: str, output_dir: Path, rank: int, world_size: int) -> Sink:
     if not isinstance(sink, Sink):
         raise SinkError(f"sinks.plugins: {name} makes a {type(sink).__name__}, not a {Sink.__module__}.{Sink.__qualname__}")
     return sink
-
-
-def _parquet(settings: ProbeSettings, monitor: MonitorSettings | None, output_dir: Path, rank: int, world_size: int) -> Sink:
-    from msprobe_engine.probe.sinks.parquet import ParquetSink
-
-    return ParquetSink(settings.sinks.parquet, monitor, output_dir=output_dir, rank=rank, world_size=world_size)
 
 
 def _prometheus(settings: ProbeSettings, output_dir: Path, rank: int, local_rank: int, local_world_size: int) -> Sink:

@@ -5,19 +5,29 @@ from __future__ import annotations
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Protocol
 
 from msprobe_engine.core.errors import SinkError
 from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.core.io.safe_cells import Names
 from msprobe_engine.core.records import Frame, Sample
-from msprobe_engine.core.settings.schema import JsonLinesSettings, MonitorSettings, ParquetSettings, SqliteSettings
+from msprobe_engine.core.settings.schema import MonitorSettings
 from msprobe_engine.core.statistics.columns import Column, column
 from msprobe_engine.formats.monitor.losses import ENDING, LossFile
 from msprobe_engine.formats.monitor.series import Key
 from msprobe_engine.probe.sinks.base import Sink
 from msprobe_engine.probe.sinks.csv.features import FEATURES, pivot
 from msprobe_engine.probe.sinks.run_files import RunFile
+
+
+class FileSettings(Protocol):
+    """What the section of such a sink has, beside ``enabled``."""
+
+    @property
+    def ops(self) -> tuple[str, ...]: ...
+
+    @property
+    def path(self) -> str | None: ...
 
 
 class OneFileSink(Sink):
@@ -49,7 +59,7 @@ class OneFileSink(Sink):
 
     def __init__(
         self,
-        settings: JsonLinesSettings | SqliteSettings | ParquetSettings,
+        settings: FileSettings,
         monitor: MonitorSettings | None,
         *,
         output_dir: Path,

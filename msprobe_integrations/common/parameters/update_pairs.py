@@ -76,7 +76,7 @@ def update_pair(
         None when the algorithm is none of these (Muon's update takes matrix products that a probe must not repeat), or what
         it needs is missing: before the first step, or a state that lies elsewhere.
     """
-    make = getattr(_Updates, algorithm, None) if algorithm in KNOWN else None
+    make = getattr(_Updates, algorithm, None) if algorithm in COMPUTED else None
     try:
         return make(_Updates(tensors, param, grad, states, hyper)) if make is not None else None
     except _Unknown:
@@ -90,10 +90,9 @@ def ratio_pair(tensors: Tensors, algorithm: str, states: Mapping[str, Any], hype
     return made and made._replace(c=(made.c[0], made.c[1], 0.0))
 
 
-KNOWN = ("adam", "adamw", "sgd", "lion", "rmsprop", "adagrad")
-
-
 class _Updates:
+    """A method for each rule of `algorithms.KNOWN` whose update can be computed, under its name."""
+
     def __init__(self, tensors: Tensors, param: Any, grad: Any, states: Mapping[str, Any], hyper: Mapping[str, Any]) -> None:
         self._tensors = tensors
         self._param, self._grad, self._states, self._hyper = param, grad, states, hyper
@@ -180,6 +179,10 @@ class _Updates:
             raise _Unknown("gradient")
         sign = -1.0 if hyper.get("maximize") else 1.0
         return Pair(pairs.RATIO, grad, self._state(state), (sign, 1.0, float(hyper.get("eps", 0.0))))
+
+
+COMPUTED = tuple(name for name in vars(_Updates) if not name.startswith("_"))
+"""Rules whose update is computed."""
 
 
 class PairReducer:

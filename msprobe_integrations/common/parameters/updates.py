@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import TensorRef
 from msprobe_integrations.common.parameters.gradients import Piece, Pieces
-from msprobe_integrations.common.parameters.update_pairs import KNOWN
+from msprobe_integrations.common.parameters.update_pairs import COMPUTED
 
 if TYPE_CHECKING:
     from msprobe_integrations.common.monitor.parts import ProbeBase
@@ -96,11 +96,11 @@ class Updates:
     def _without(self, algorithm: str, hyper: Mapping[str, Any]) -> None:
         name = algorithm or str(hyper.get("optimizer", "of unknown kind"))
         self._probe.pipeline.lose(f"update: optimizer {name}")
-        if algorithm not in KNOWN and name not in self._unknown:
+        if algorithm not in COMPUTED and name not in self._unknown:
             self._unknown.add(name)
             _log.warning(
                 "monitor.updates: how the optimizer %s makes its update is not known, so there are no rows of it (known: %s); "
                 "the other families are not concerned",
                 name,
-                ", ".join(KNOWN),
+                ", ".join(COMPUTED),
             )

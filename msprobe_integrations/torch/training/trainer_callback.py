@@ -20,7 +20,7 @@ class ProbeCallback:
       ``end(other numbers)``;
     - ``pause()`` and ``resume()`` around evaluation, ``flush()`` when the training is over.
 
-    `isolated` around each hook keeps faults of the probe from the Trainer.
+    `isolated` (of `trainer_loop`) around each hook keeps faults of the probe from the Trainer; `lightning/callback.py` is an example.
 
     Args:
         config: settings, or the path of a settings file. None: what the environment or the launch line asks for, if it does.
@@ -41,7 +41,7 @@ class ProbeCallback:
         """A training begins: who follows it. A callback with settings of its own follows whatever else is asked for.
 
         Args:
-            name: of the integration, one of `owner.KNOWS`.
+            name: of the integration, a row of `FRAMEWORKS` in `autoload/`. A callback outside of msprobe gives `config`, and any name.
         """
         if self.config is None:
             self.observer = owner.claim(name, lambda settings, file: TrainerObserver(settings, file=file))

@@ -27,7 +27,7 @@ from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.formats.dump.reader import open_dump
 from msprobe_engine.formats.tensors.kernel_files import kernel_directories, kernel_files
 from msprobe_engine.report.code_mapping.ir import read_nodes
-from msprobe_integrations.common.parameters.update_pairs import KNOWN
+from msprobe_integrations.common.parameters.update_pairs import COMPUTED
 from msprobe_integrations.mindspore.dump.debugger import PrecisionDebugger
 from msprobe_integrations.mindspore.monitor.probe import MindSporeProbe
 from msprobe_integrations.mindspore.parameters import optimizers
@@ -320,4 +320,4 @@ def test_optimizers_with_updates() -> None:
     (row,) = [line for line in text.splitlines() if line.startswith("| `update`")]
     for name, algorithm in optimizers._ALGORITHMS.items():
         assert name in row
-        assert algorithm in KNOWN
+        assert algorithm in COMPUTED
