@@ -13,17 +13,26 @@ class Window:
         steps: listed steps, empty is all.
         start: first step.
         interval: every so many steps from `start`.
+        first: so many steps from `start` are wanted, whatever the interval.
         times: stop after so many wanted steps that were counted (`count_step`).
     """
 
     def __init__(
-        self, ranks: Sequence[int] = (), steps: Sequence[int] = (), *, start: int = 0, interval: int = 1, times: int | None = None
+        self,
+        ranks: Sequence[int] = (),
+        steps: Sequence[int] = (),
+        *,
+        start: int = 0,
+        interval: int = 1,
+        first: int = 0,
+        times: int | None = None,
     ) -> None:
         self._ranks = frozenset(ranks)
         self._steps = frozenset(steps)
         self._last = max(self._steps) if self._steps else None
         self._start = start
         self._interval = interval
+        self._first = first
         self._times = times
         self._taken = 0
 
@@ -34,7 +43,8 @@ class Window:
             return False
         if self._steps:
             return step in self._steps
-        return step >= self._start and (step - self._start) % self._interval == 0
+        since = step - self._start
+        return since >= 0 and (since < self._first or since % self._interval == 0)
 
     def count_step(self) -> None:
         """Count a step that was captured, for `times`."""

@@ -57,6 +57,7 @@ class ClosingWords:
         self.steps = 0
         self._first: int | None = None
         self._last = 0
+        self._looked_at = 0
         self._to_dump = set(settings.dump.step) if settings.dump is not None else set[int]()
         self._alerts: Counter[str] = Counter()
         self._began: list[Alert] = []
@@ -70,9 +71,13 @@ class ClosingWords:
         self._last = frame.step
         self._to_dump.discard(frame.step)
         self.add_alerts(alerts)
+        looked_at = bool(frame.samples or frame.entries)
+        self._looked_at += looked_at
         seconds = frame.scalars.get("step_seconds")
-        if seconds is not None and self.steps > _FIRST:
-            self._seconds[bool(frame.samples or frame.entries)].append(seconds)
+        monitor = self._settings.monitor
+        dense = monitor is not None and frame.step < monitor.start_step + monitor.first_steps
+        if seconds is not None and self.steps > _FIRST and not dense:
+            self._seconds[looked_at].append(seconds)
 
     def add_alerts(self, alerts: Iterable[Alert]) -> None:
         """Count what has fired; what an alert says is over has been counted when it began."""
@@ -98,6 +103,7 @@ class ClosingWords:
         named = ", ".join(map(one_line, incidents[:3])) + (", ..." if len(incidents) > 3 else "")
         parts = [
             ("seen", f"{_count(self.steps, 'step')}, {self._first} to {self._last}"),
+            ("looked at", self._said_of_tensors()),
             ("alerts", self._said_of_alerts()),
             ("incidents", f"{len(incidents)}: {named}" if incidents else ""),
             ("not dumped", f"{steps_text(sorted(self._to_dump))}, which the run did not have" if self._to_dump else ""),
@@ -112,6 +118,12 @@ class ClosingWords:
             *zip(itertools.chain(("next",), itertools.repeat("")), self._next(root, bool(incidents)) if total else []),
         ]
         return "msprobe: the run is over\n" + "\n".join(f"  {name:12}{said}" for name, said in parts if said)
+
+    def _said_of_tensors(self) -> str:
+        """Where not in every step: what is not in the numbers of the step shows only in those."""
+        if self._settings.monitor is None or self._looked_at == self.steps:
+            return ""
+        return f"tensors in {self._looked_at} of {_count(self.steps, 'step')}"
 
     def _said_of_alerts(self) -> str:
         scope = "on this rank" if self._world_size > 1 else ""

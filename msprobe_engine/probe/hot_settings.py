@@ -220,4 +220,4 @@ def switched_off(raw: bytes, path: Path) -> bytes | None:
 def _window(settings: ProbeSettings) -> Window:
     """The steps that some rank monitors: the end of the collection does not depend on which."""
     monitor = settings.monitor or MonitorSettings(enabled=False)
-    return Window((), (), start=monitor.start_step, interval=monitor.interval, times=monitor.collect_times)
+    return Window((), (), start=monitor.start_step, interval=monitor.interval, first=monitor.first_steps, times=monitor.collect_times)

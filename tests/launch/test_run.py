@@ -177,7 +177,7 @@ def test_settings_that_one_node_cannot_read_keep_it_from_nothing(
 @pytest.mark.parametrize(
     ("options", "variable", "file", "said"),
     [
-        ((), None, "watch.yaml", "preset watch: loss every step, gradients every 10 steps"),
+        ((), None, "watch.yaml", "preset watch: loss every step, gradients in each of the first 100 steps and then every 10 steps"),
         (("--preset", "dump", "--set", "dump.step=5"), None, "dump.yaml", "preset dump: a dump of step 5"),
         ((), "probe.yaml", "probe.yaml", ""),
         (("--preset", "nan"), "probe.yaml", "nan.yaml", "preset nan"),

@@ -459,9 +459,16 @@ def test_a_batch_of_all_ranks() -> None:
 
 
 def test_updates_that_rounding_takes_away() -> None:
-    """More than half of the elements, three times in a row; not where the rate is 0 or the update was skipped."""
-    for more, at in (({}, 3), ({"learning_rate": 0.0}, None), ({"skipped": 1.0}, None)):
-        frames = [dataclasses.replace(told(i, updates_lost=0.9 if i else 0.4), scalars=more) for i in range(6)]
+    """More than half of the elements, three times in a row; not where the rate is 0, or a schedule has made it small, or the update was
+    skipped."""
+    for first, more, at in (
+        ({}, {}, 3),
+        ({}, {"learning_rate": 0.0}, None),
+        ({"learning_rate": 1e-3}, {"learning_rate": 9e-5}, None),
+        ({"learning_rate": 1e-3}, {"learning_rate": 2e-4}, 3),
+        ({}, {"skipped": 1.0}, None),
+    ):
+        frames = [dataclasses.replace(told(i, updates_lost=0.9 if i else 0.4), scalars=more if i else first) for i in range(6)]
         alert = first_alert(rule("lost_updates"), frames)
         assert (alert and alert.step) == at
 

@@ -9,6 +9,7 @@ import pytest
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.presets import PRESETS, describe, preset_file
+from msprobe_engine.core.window import Window
 from msprobe_engine.probe.rules.build import build_rules
 
 Capture = pytest.CaptureFixture[str]
@@ -29,7 +30,8 @@ def test_a_preset_is_a_settings_file(name: str) -> None:
         (
             "watch",
             (),
-            "loss every step, gradients every 10 steps; copies of parameters on several ranks compared every 10 steps; rules recommended; "
+            "loss every step, gradients in each of the first 100 steps and then every 10 steps; "
+            "copies of parameters on several ranks compared every 10 steps; rules recommended; "
             "operators captured after a critical alert; at most 1 GB of monitor files per rank",
         ),
         (
@@ -48,6 +50,16 @@ def test_what_is_watched_in_one_line(name: str, changes: tuple[str, ...], said: 
     text = describe(load_settings(preset_file(name), changes=changes))
     assert said in text
     assert "\n" not in text
+
+
+def test_the_first_steps_are_all_watched() -> None:
+    """A run of some dozen steps is seen whole; a long one pays a tenth."""
+    monitor = load_settings(preset_file("watch")).monitor
+    assert monitor is not None
+    window = Window(start=monitor.start_step, interval=monitor.interval, first=monitor.first_steps)
+    assert [step for step in range(125) if window.is_wanted(step, 0)] == [*range(100), 100, 110, 120]
+    later = Window(start=7, interval=5, first=2)
+    assert [step for step in range(20) if later.is_wanted(step, None)] == [7, 8, 12, 17]
 
 
 def test_init(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Capture) -> None:

@@ -58,6 +58,11 @@ def _steps(run: Run, rank: int) -> npt.NDArray[np.int64]:
 def every_series(run: Run, rank: int) -> Iterator[Series]:
     """The numbers of the step, and one column of each tensor."""
     yield from run.scalars(rank).values()
+    yield from series_of_tensors(run, rank)
+
+
+def series_of_tensors(run: Run, rank: int) -> Iterator[Series]:
+    """One column of each tensor."""
     for family in run.families(rank):
         for op in run.ops(rank, family)[:1]:
             yield from run.series(rank, family, op).values()

@@ -17,12 +17,13 @@ from msprobe_engine.find.launch_line import again_alone
 from msprobe_engine.find.monitor import same_batch
 from msprobe_engine.find.monitor.growing_loss import name_loss
 from msprobe_engine.find.monitor.not_finite import not_finite
-from msprobe_engine.find.monitor.number_pairs import every_series
+from msprobe_engine.find.monitor.number_pairs import every_series, series_of_tensors
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.suspects import MOST_SUSPECTS, module_of, record_of, row_of, say_again, suspect_of
 from msprobe_engine.formats.monitor.alert_order import Group, in_order, merge_equal_alerts
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.reader import Run
+from msprobe_engine.formats.monitor.series import steps_of
 
 _NONFINITE_RULES = ("nan_inf", "loss_not_finite")
 _DESYNC_RULES = ("replica_mismatch",)
@@ -90,8 +91,18 @@ def diagnose_monitor(run: Run) -> Diagnosis:
         diagnosis.nothing = Sentence("Nothing found: no alert, no number that is not finite")
     if len(run.ranks) > 1 and not replicas.equal:
         say_not_compared(diagnosis, replicas.parted, _replica_check(run))
-    diagnosis.evidence.append(findings.ALONE)
+    diagnosis.evidence += [*_steps_looked_at(run), findings.ALONE]
     return diagnosis
+
+
+def _steps_looked_at(run: Run) -> list[Sentence]:
+    """In how many steps tensors were looked at, where not in all of a rank."""
+    for rank in run.ranks:
+        all_steps, looked_at = steps_of(every_series(run, rank)), steps_of(series_of_tensors(run, rank))
+        if len(looked_at) < len(all_steps):
+            template = "Tensors were looked at in {0} of {1} steps of rank {2}: what lasts a few steps may be missed."
+            return [Sentence(template, len(looked_at), len(all_steps), rank)]
+    return []
 
 
 def _of_alerts(group: Group) -> Suspect:

@@ -366,7 +366,9 @@ class Probe(ProbeBase):
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:
-    return Window(m.rank, (), start=m.start_step, interval=m.interval, times=m.collect_times) if m else None
+    if m is None:
+        return None
+    return Window(m.rank, (), start=m.start_step, interval=m.interval, first=m.first_steps, times=m.collect_times)
 
 
 def _stop_in_fork(probe: Probe | None) -> None:

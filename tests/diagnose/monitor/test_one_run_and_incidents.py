@@ -157,6 +157,18 @@ def test_the_rank_that_speaks_for_a_group_is_not_the_one_that_differs(
     assert f"layers.3.mlp.bias on {said}." in capsys.readouterr().out
 
 
+@pytest.mark.parametrize(
+    ("steps", "line"), [(3, []), (7, ["Tensors were looked at in 3 of 7 steps of rank 0: what lasts a few steps may be missed."])]
+)
+def test_a_run_without_alerts_says_how_often_tensors_were_looked_at(steps: int, line: list[str], tmp_path: Path) -> None:
+    """Where not in every step: what was between is not known."""
+    place = next((Monitor(tmp_path, ranks=1).write() / "monitor").iterdir())
+    (place / "scalars_0-9.csv").write_text("step,name,value\n" + "".join(f"{step},loss,1.0\n" for step in range(steps)))
+    found = diagnose(tmp_path)
+    assert found.finding == "none"
+    assert [said for said in found.evidence if said.startswith("Tensors were looked at")] == line
+
+
 @pytest.mark.parametrize("interval", [1, 10])
 def test_copies_that_are_compared_seldom_differ_since_then(interval: int, tmp_path: Path) -> None:
     """The step of the alert is that of the comparison: the steps since the one before it are in question, and the next run compares in

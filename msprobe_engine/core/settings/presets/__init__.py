@@ -26,6 +26,8 @@ def describe(settings: ProbeSettings) -> str:
         switches = ("gradients", "parameters", "updates", "optimizer_states", "activations", "activation_gradients", "collectives")
         families = [name.replace("_", " ") for name in switches if getattr(m, name)]
         every = "every step" if m.interval == 1 else f"every {m.interval} steps"
+        if m.first_steps and m.interval > 1:
+            every = f"in each of the first {m.first_steps} steps and then {every}"
         parts.append(f"loss every step, {', '.join(families)} {every}" if families else "loss every step")
         if m.replica_check.interval:
             parts.append(f"copies of parameters on several ranks compared every {m.replica_check.interval} steps")

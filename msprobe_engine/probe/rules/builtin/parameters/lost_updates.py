@@ -10,6 +10,9 @@ from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 
+_DECAYED = 0.1
+"""Share of the largest learning rate at which the schedule has made updates small."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class LostUpdatesArgs(LastingArgs):
@@ -20,10 +23,13 @@ class LostUpdatesArgs(LastingArgs):
 class LostUpdatesRule(LastingRule[LostUpdatesArgs]):
     """Warnings when updates leave most elements of the parameters as they are (told of a sample of the
     elements). Looked at are parameters in 16 bits that an optimizer of ``torch.optim`` updates itself: these round to the nearest number
-    and keep no rest. Steps with learning rate 0 and skipped ones say nothing."""
+    and keep no rest. Skipped steps say nothing, and neither do those at the end of a schedule, whose updates are small on purpose."""
 
     name = "lost_updates"
-    fires = "most elements of the parameters in 16 bits stay as they are at an update, although they have a gradient"
+    fires = (
+        "most elements of the parameters in 16 bits stay as they are at an update, although they have a gradient and the learning rate is "
+        "more than a tenth of the largest one so far"
+    )
     meaning = (
         "The update is smaller than half a unit in the last place of the weight, so that rounding takes it away, in every step anew: "
         "these weights are not trained."
@@ -32,9 +38,16 @@ class LostUpdatesRule(LastingRule[LostUpdatesArgs]):
     all_kinds = ("param",)
     args_type = LostUpdatesArgs
 
+    def setup(self) -> None:
+        self._largest = 0.0
+
     def check(self, frame: Frame) -> list[Alert]:
+        rate = frame.scalars.get("learning_rate")
+        self._largest = max(self._largest, rate or 0.0)
         share = frame.facts.get(UPDATES_LOST)
-        if share is None or not frame.complete or frame.skipped or frame.scalars.get("learning_rate") == 0.0 or self.left_out(UPDATES_LOST):
+        if share is None or not frame.complete or frame.skipped or self.left_out(UPDATES_LOST):
+            return []
+        if rate is not None and rate <= _DECAYED * self._largest:
             return []
 
         def words() -> tuple[str, str]:
