@@ -17,7 +17,7 @@ from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.coverage.one_sided_calls import unseen_results
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.find.difference.harmless import left_out
+from msprobe_engine.find.difference.harmless import left_out, memory
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.formats.dump.dump_table import DumpTable
@@ -95,7 +95,7 @@ def count_not_compared(divergence: Divergence) -> int:
 def _count_not_finite(walker: DifferenceWalk) -> int:
     m = walker.measured
     hidden = np.flatnonzero(m.bad_target & m.bad_golden & ~m.known).tolist()
-    return sum(not left_out.is_moved_or_written_over(walker, walker.rows[pair][0]) for pair in hidden)
+    return sum(not memory.is_moved_or_written_over(walker, walker.rows[pair][0]) for pair in hidden)
 
 
 @dataclass

@@ -10,7 +10,7 @@ import numpy.typing as npt
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import cross_rank, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.find.difference.harmless import left_out
+from msprobe_engine.find.difference.harmless import memory
 from msprobe_engine.find.difference.origin import PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
@@ -105,7 +105,7 @@ def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
     differs = (m.distance > 0) & ~m.argument
     records = SegmentReduce(walker.starts).any(differs) & walker.counted
     for op, golden_op in (walker.structure.pairs[position] for position in walker.order[records[walker.order]].tolist()):
-        different = [pair for pair in walker.span_of(op) if differs[pair] and not left_out.is_destination(walker, walker.rows[pair][0])]
+        different = [pair for pair in walker.span_of(op) if differs[pair] and not memory.is_destination(walker, walker.rows[pair][0])]
         if different:
             return _origin(walker, op, golden_op, np.array(different))
     return None

@@ -26,7 +26,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.core.operator_traits import UNINITIALISED
 from msprobe_engine.find.difference import attribution
-from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, repeated, same_result
+from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, memory, repeated, same_result
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients, lone_updates
 from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
@@ -94,7 +94,7 @@ class DifferenceWalk(PairedRank):
         if self.extra or self.missing:
             left_out.finished_by_other_calls(self)
             repeated.leave_out_repeated(self)
-        left_out.unwritten_memory(self)
+        memory.unwritten_memory(self)
         self.so_far = left_out.sums_so_far(self)
         self.cancelled = cancelling_gradients.detect_cancelling(self)
 
@@ -190,7 +190,7 @@ class DifferenceWalk(PairedRank):
     def counted(self) -> Bools:
         """Pairs of records that are looked at: those whose result is defined."""
         ops = self.side.ops
-        counted = (not (_empty(ops[op]) or left_out.is_written_over(self, op)) for op, _ in self.structure.pairs)
+        counted = (not (_empty(ops[op]) or memory.is_written_over(self, op)) for op, _ in self.structure.pairs)
         return np.fromiter(counted, bool, len(self.structure.pairs))
 
     @property
@@ -234,12 +234,12 @@ class DifferenceWalk(PairedRank):
         argument = int(records.argument[position])
         argument = -1 if argument in self.carried.explained else argument
         worst_in, worst_out = self._worst(span, False), self._worst(span, True)
-        part = left_out.gives_part(self, op)
+        part = memory.gives_part(self, op)
         if records.bad_out[position] >= 0 and not records.bad_in[position] and not np.isinf(explained) and not part:
             return self._origin(op, golden_op, NONFINITE, int(records.bad_out[position]), float(records.inner[position]))
         comes_off = worst_out >= 0 and ratio[worst_out] > 1
         off = clean and worst_in >= 0 and ratio[worst_in] > 1
-        off = off and not (part and left_out.gives_less(self, op) and not self.is_off(op))  # the rest of a buffer goes nowhere
+        off = off and not (part and memory.gives_less(self, op) and not self.is_off(op))  # the rest of a buffer goes nowhere
         if off and same_result.for_nothing(self, op, worst_in, bool(records.known[position]), self.is_off(op)):
             if (worst := same_result.worst(self, op)) >= 0:
                 aside = self._origin(op, golden_op, TAKEN, worst, 0.0)
@@ -257,7 +257,7 @@ class DifferenceWalk(PairedRank):
         if same_bits_in and op in self.lone_arguments:
             return self._origin(op, golden_op, DEFAULT, int(records.worst_out[position]), 0.0)
         if comes_off and not np.isinf(inside):
-            if left_out.hands_on(self, op) and records.inner[position] >= self.measured.distance[worst_out]:
+            if memory.hands_on(self, op) and records.inner[position] >= self.measured.distance[worst_out]:
                 return aside  # what went in comes out
             if ratio[worst_out] <= cancelling_gradients.steepness(self, op):
                 return aside

@@ -12,7 +12,7 @@ from collections.abc import Iterator, Sequence
 
 from msprobe_engine.align.parallel.parameter_owner import owner_of
 from msprobe_engine.core import operator_traits as traits
-from msprobe_engine.find.difference.harmless import left_out
+from msprobe_engine.find.difference.harmless import memory
 from msprobe_engine.find.difference.noise.incoming import IncomingNoise
 from msprobe_engine.find.difference.noise.notes import grow_noise, hands_on, largest
 from msprobe_engine.find.difference.paired_rank import PairedRank
@@ -45,7 +45,7 @@ class CarriedNoise(IncomingNoise):
         api = kind[2] if len(kind) == 3 else None
         taken = [pair for pair in span if self._role[walker.rows[pair][0]] in (INPUT, PARAMETERS)]
         if api is not None and not backward:
-            taken = [pair for pair in taken if not left_out.is_destination(walker, walker.rows[pair][0])]
+            taken = [pair for pair in taken if not memory.is_destination(walker, walker.rows[pair][0])]
         going_in = [self._going_in(pair, limit) for pair in taken]
         inputs, clean = ([operands[k] for operands in going_in if operands is not None] for k in (0, 1))
         biases = [self._is_bias(pair) for pair, operands in zip(taken, going_in) if operands is not None] if api is None else []
