@@ -158,6 +158,20 @@ def test_losses_far_above_the_first_one(losses: list[float], steps: list[int]) -
     assert [step for step, loss in enumerate(losses) if checked.check(frame_of(scalars={"loss": loss}, step=step))] == steps
 
 
+@pytest.mark.parametrize(
+    ("rise", "steps", "said"),
+    [(0.5, 100, False), (0.5, 60, False), (2.0, 100, True), (0.5, 10, True)],
+    ids=["", "faster", "far", "at once"],
+)
+def test_a_loss_that_climbs_evenly(rise: float, steps: int, said: bool) -> None:
+    """A critic whose returns grow: by half within the window, on the line of the losses before, is no spike; from one step to the next, or
+    further, it is."""
+    rng = np.random.default_rng(0)
+    losses = [1.0 + rise * min(max(step - 100 + steps, 0) / steps, 1.0) + 0.01 * rng.normal() for step in range(100)]
+    frames = [frame_of(scalars={"loss": loss}, step=step) for step, loss in enumerate(losses)]
+    assert (first_alert(rule("loss_spike"), frames) is not None) == said
+
+
 def test_losses_that_are_high_again_and_again() -> None:
     """Two levels from the start, as of a critic and a generator, are no spikes, though both rise; a value far above the high level is,
     unless it is that of another optimizer. What only later comes again and again is said twice."""

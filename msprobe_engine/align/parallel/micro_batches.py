@@ -121,20 +121,7 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
     )
     micros = pipeline_schedule.count(segments) if segments else 0
     if segments and micros and micros % n == 0:
-        batches: list[list[int]] = [[] for _ in range(n)]
-        of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in segments]
-        forward = [segment[1] == pipeline_schedule.FORWARD for segment in segments]
-        first = tree.first_of_modules if tree.has_modules else pipeline_schedule.first_pass(tree)
-        for op, segment in enumerate(segments):
-            made_of = _sources(tree, op, first)
-            if segment != pipeline_schedule.TAIL:
-                of[op] = min(of[op], max((of[source] for source in made_of), default=of[op]))
-            elif made_of and all(forward[source] for source in made_of):
-                of[op] = max(of[source] for source in made_of)  # the last loss, for the log
-            else:
-                forward[op] = False
-            batches[of[op]].append(op)
-        return batches
+        return _parts_of_passes(tree, segments, n, micros)
     kinds = _kinds(tree)
     counts = _counts(side)
     seen: Counter[Kind] = Counter()
@@ -161,6 +148,57 @@ def _parts(side: DumpTable, reference: Mapping[Kind, int], n: int) -> list[list[
         micro[name] = min(batch, n - 1)
         parts[micro[name]].append(op)
     return parts
+
+
+def _parts_of_passes(tree: Tree, segments: Sequence[pipeline_schedule.Segment], n: int, micros: int) -> list[list[int]]:
+    """The records of each of `n` pieces of a step of `micros` micro batches, by what each takes in where its segment does not tell."""
+    side, batches = tree.side, [list[int]() for _ in range(n)]
+    of = [segment[0] * n // micros if segment != pipeline_schedule.TAIL else 0 for segment in segments]
+    forward = [segment[1] == pipeline_schedule.FORWARD for segment in segments]
+    first = tree.first_of_modules if tree.has_modules else pipeline_schedule.first_pass(tree)
+    given, behind = _inputs_of_one_batch(tree, of), _last_forward_of_modules(tree)
+    current, joined = n - 1, set[int]()
+    for op, segment in enumerate(segments):
+        made_of = _sources(tree, op, first)
+        if segment == pipeline_schedule.TAIL:
+            if made_of and all(forward[source] for source in made_of):
+                of[op] = max(of[source] for source in made_of)  # the last loss, for the log
+            else:
+                forward[op] = False
+        elif op > behind and forward[op]:
+            own = {given[content] for row in tree.tensors_in(op) if (content := _content(side, row)) in given}
+            current = max(own, default=current)
+            of[op] = min(of[op], current)
+            if not own and (len({of[source] for source in made_of if source > behind}) > 1 or not joined.isdisjoint(made_of)):
+                joined.add(op)  # of all batches, once
+        else:
+            of[op] = min(of[op], max((of[source] for source in made_of), default=of[op]))
+        if op in joined or (tree.kinds[op][0] == "backward" and tree.index.get(forward_twin(side.ops[op])) in joined):
+            of[op] = 0
+        batches[of[op]].append(op)
+    return batches
+
+
+def _inputs_of_one_batch(tree: Tree, of: Sequence[int]) -> dict[bytes, int]:
+    """Numbers that outermost modules take in for one batch alone -> which one: a model behind them whose modules were not recorded (a
+    reference) is given these, too, and its calls are told apart by them."""
+    batches: dict[bytes, set[int]] = {}
+    for op, kind in enumerate(tree.kinds):
+        if len(kind) == 4 and kind[0] == "forward" and tree.parents[op] == ROOT:
+            for row in tree.tensors_in(op):
+                batches.setdefault(_content(tree.side, row), set()).add(of[op])
+    return {content: min(some) for content, some in batches.items() if len(some) == 1}
+
+
+def _content(side: DumpTable, row: int) -> bytes:
+    numbers: bytes = side.stats[row].tobytes()
+    return numbers
+
+
+def _last_forward_of_modules(tree: Tree) -> int:
+    """The last record of a module's forward pass; the number of records where there is none."""
+    forward = (op for op in range(len(tree.kinds) - 1, -1, -1) if len(tree.kinds[op]) == 4 and tree.kinds[op][0] == "forward")
+    return next((op for op in forward if not tree.side.tags.get(op, {}).get("is_recompute")), len(tree.kinds))
 
 
 def _sources(tree: Tree, op: int, first: int) -> list[int]:

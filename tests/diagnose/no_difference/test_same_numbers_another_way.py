@@ -561,6 +561,33 @@ def test_a_loss_that_is_logged_belongs_to_its_micro_batch(rank_dump: Any, tmp_pa
         assert [name.split(".")[0] for name in piece.side.ops] == ["Functional", "Module", "Tensor", "Module", "Tensor"]
 
 
+def test_a_model_without_modules_is_cut_by_what_it_is_given(rank_dump: Any, tmp_path: Path) -> None:
+    """A reference behind the passes of the model: each of its passes belongs to the batch that it is given, with what is made on the way;
+    what both come to is made once for all of them, and its gradient."""
+    sides = []
+    for name, micros in (("two", 2), ("one", 1)):
+        dump = rank_dump()
+        for micro in range(micros):
+            dump.api("Functional.linear", [tensor(10.0 * micro)], [tensor(10.0 * micro + 1)], parent=f"Module.layer.Linear.forward.{micro}")
+            dump.module("layer.Linear", [tensor(10.0 * micro)], [tensor(10.0 * micro + 1)], n=micro)
+        for micro in range(micros):
+            dump.api("Tensor.exp", [tensor(10.0 * micro)], [tensor(10.0 * micro + 5)])
+            dump.api("Torch.arange", [], [tensor(50.0)])
+            dump.api("Tensor.sum", [tensor(10.0 * micro + 5)], [tensor(10.0 * micro + 6)])
+        dump.api("Torch.cat", [tensor(10.0 * micro + 6) for micro in range(micros)], [tensor(70.0)])
+        dump.api("Tensor.neg", [tensor(70.0)], [tensor(71.0)])
+        dump.api("Tensor.neg", [tensor(72.0)], [tensor(73.0)], direction="backward")
+        for micro in reversed(range(micros)):
+            dump.module("layer.Linear", [tensor(10.0 * micro + 7)], [tensor(10.0 * micro + 8)], n=micro, direction="backward")
+        sides.append({0: written(dump, tmp_path / name)})
+    pieces = cut_into_micro_batches(*sides)
+    for piece in pieces:
+        calls = [name for name in piece.side.ops if not name.startswith(("Module", "Functional"))]
+        own = [f"{api}.{piece.micro}.forward" for api in ("Tensor.exp", "Torch.arange", "Tensor.sum")]
+        of_all = ["Torch.cat.0.forward", "Tensor.neg.0.forward", "Tensor.neg.0.backward"]
+        assert calls == [*own, *(of_all if piece.micro == 0 else [])]
+
+
 def test_micro_batches_of_functions_alone_are_told_apart_by_their_passes(rank_dump: Any, tmp_path: Path) -> None:
     """A call that both micro batches make before the first pass moves nothing into the second one; the logged loss belongs to its own."""
     sides = []

@@ -26,6 +26,8 @@ _ALONE = 2.0
 """So many times `start` the first loss, where it is the level alone."""
 _RUNS = 2
 """So often losses were as high and low again that it is nothing new: tasks that take turns, a target network that is renewed."""
+_CLIMB = 0.5
+"""A loss that climbs evenly by this part within the window is no spike where the line says so: that of a critic whose returns grow."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -168,10 +170,12 @@ class _Past:
     def _above(self, values: Column) -> float:
         """What is no spike against these values."""
         args = self.args
-        self.median, scatter, _ = _usual(values)
+        self.median, scatter, expected = _usual(values)
         if math.isnan(self._start):
             self._start = abs(self.median)
-        return self.median + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
+        first = float(np.median(values[: len(values) // 2]))
+        climbed = max(self.median, min(expected, first + _CLIMB * abs(first)))
+        return climbed + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
 
     def _is_far(self, row: list[float], limit: float, power: float) -> bool:
         return min(row) > limit and min(row) > self.first * (max(row) / min(row)) ** power
