@@ -14,20 +14,16 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
-from msprobe_engine.align.parallel.parameter_owner import owners
 from msprobe_engine.core.dtypes import is_bool
 from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.coverage import other_ways
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.harmless import bookkeeping
 from msprobe_engine.find.difference.origin import (
     ARGUMENT,
     DTYPE,
-    EXTRA,
     GRAD_FLAG,
     GROUP,
-    MISSING,
     MODULE,
     REDUCTION,
     SHAPE,
@@ -50,11 +46,7 @@ def find_differing_calls(walker: DifferenceWalk, step: int, rank: int) -> list[S
     none. Of two layouts only numbers that are no sizes (a learning rate): all else may be each layout's own."""
     if are_of_different_frameworks(walker.side, walker.golden.side):
         return []
-    said = (
-        [*_of_rows(walker), *_of_collectives(walker), *_of_activations(walker), *_swallowed_factors(walker)]
-        if walker.one_layout
-        else [*_numbers(walker)]
-    )
+    said = [*_of_rows(walker), *_of_collectives(walker), *_of_activations(walker)] if walker.one_layout else [*_numbers(walker)]
     buckets = {op: bookkeeping.comes_to_nothing(walker, op) for op in {origin.op for origin, _ in said if origin.kind in (ARGUMENT, SHAPE)}}
     differing = sorted((item for item in said if not buckets.get(item[0].op)), key=lambda item: item[0].op)
     put = [
@@ -64,29 +56,6 @@ def find_differing_calls(walker: DifferenceWalk, step: int, rank: int) -> list[S
         for origin, why in differing[:_MOST]
     ]
     return put + [explain.place(step, rank, origin, walker) for origin, _ in differing[_MOST:]]
-
-
-def _swallowed_factors(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentence]]:
-    """Factors that the update of one run alone puts on parameters, and that rounding swallows in this step. Where the other run makes calls
-    of its own for the parameter it may do the same by these."""
-    if other_ways.update_in_other_ways(walker.target, walker.golden):
-        return
-    sides = ((walker.target, walker.structure.only_target), (walker.golden, walker.structure.only_golden))
-    for (tree, alone), (other_tree, other_alone) in (sides, sides[::-1]):
-        behind = [op for op in alone if op > tree.last_backward and other_ways.factor_of(tree, op) != 1.0]
-        if not behind:
-            continue
-        owned, other_owned = owners(tree), owners(other_tree)
-        others = {other_owned[op] for op in other_alone if op in other_owned}
-        for op in behind:
-            row = next(iter(tree.tensors_in(op)), -1)
-            owner = owned.get(op)
-            if owner and owner not in others and tree.side.requires_grad[row] and other_ways.gives_what_it_takes(tree, op):
-                of_target = tree is walker.target
-                template = "only the update of {0} multiplies parameter {1} by {2} (a decay); rounding swallows it in this step"
-                who = Sentence("this run") if of_target else Sentence("the golden run")
-                why = Sentence(template, who, ".".join(filter(None, owner)), f"{other_ways.factor_of(tree, op):g}")
-                yield (_origin(op, -1, EXTRA, row, -1) if of_target else _origin(0, op, MISSING, -1, row)), why
 
 
 def other_dtypes(measured: Distances) -> Bools:

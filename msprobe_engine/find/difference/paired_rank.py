@@ -14,9 +14,10 @@ from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.calls.structure import Structure
 from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, owners_and_tensors
 from msprobe_engine.find.coverage import other_ways
-from msprobe_engine.find.difference import kept_tensors, lone_arguments
+from msprobe_engine.find.difference import lone_arguments
 from msprobe_engine.find.difference.harmless import flat_buffers
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
+from msprobe_engine.find.difference.noise import kept_tensors
 from msprobe_engine.find.difference.origin import GRADIENT, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize

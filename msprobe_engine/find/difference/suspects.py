@@ -1,7 +1,7 @@
 """The suspects of one step: its origins in words, or what its records say beside numbers.
 
-Parameters that the optimizer of one side does not update: the calls are there on the other side only, from the first update on, long
-before the numbers of a forward pass tell.
+Parameters that the optimizer of one side does not update, or updates by a factor more: the calls are there on the other side only, from
+the first update on, long before the numbers of a forward pass tell.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.align.parallel.parameter_owner import Owner, owners
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.coverage import other_ways
 from msprobe_engine.find.difference import call_facts, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.evidence import Precision
@@ -64,7 +65,7 @@ def of_facts(step: int, divergence: Divergence) -> list[Suspect]:
     """Records that say something else beside numbers, by rank; what is cut in another way has other arguments, but for numbers such as a
     learning rate."""
     looks: list[Look] = [call_facts.find_differing_calls, no_update]
-    looks += [] if divergence.wholes else [find_one_sided_updates]
+    looks += [] if divergence.wholes else [find_one_sided_updates, find_swallowed_factors]
     return [suspect for look in looks for suspect in _of_ranks(step, divergence, look)]
 
 
@@ -131,6 +132,37 @@ def find_one_sided_updates(walker: DifferenceWalk, step: int, rank: int) -> list
             continue
         suspect = explain.suspect(step, rank, origin, walker)
         suspects.append(dataclasses.replace(suspect, module=owner[0], why=why, distance=None, limit=None))
+    return suspects
+
+
+def find_swallowed_factors(walker: DifferenceWalk, step: int, rank: int) -> list[Suspect]:
+    """Factors that the update of one run alone puts on parameters, and that rounding swallows in this step. Where the other run makes calls
+    of its own for the parameter it may do the same by these."""
+    two_frameworks = are_of_different_frameworks(walker.side, walker.golden.side)
+    if two_frameworks or not walker.one_layout or other_ways.update_in_other_ways(walker.target, walker.golden):
+        return []
+    suspects: list[Suspect] = []
+    sides = ((walker.target, walker.structure.only_target), (walker.golden, walker.structure.only_golden))
+    for (tree, alone), (other_tree, other_alone) in (sides, sides[::-1]):
+        behind = [op for op in alone if op > tree.last_backward and other_ways.factor_of(tree, op) != 1.0]
+        if not behind:
+            continue
+        owned, other_owned = owners(tree), owners(other_tree)
+        others = {other_owned[op] for op in other_alone if op in other_owned}
+        for op in behind:
+            row, owner = next(iter(tree.tensors_in(op)), -1), owned.get(op)
+            if not owner or owner in others or not tree.side.requires_grad[row] or not other_ways.gives_what_it_takes(tree, op):
+                continue
+            template = "only the update of {0} multiplies parameter {1} by {2} (a decay); rounding swallows it in this step"
+            if tree is walker.target:
+                who, origin = Sentence("this run"), DifferenceOrigin(op, -1, EXTRA, row, -1, 0.0, 0.0, 0.0)
+            else:
+                who, origin = Sentence("the golden run"), DifferenceOrigin(0, op, MISSING, -1, row, 0.0, 0.0, 0.0)
+            why = Sentence(template, who, ".".join(filter(None, owner)), f"{other_ways.factor_of(tree, op):g}")
+            cause = explain.cause(origin, walker) or why
+            suspects.append(
+                dataclasses.replace(explain.suspect(step, rank, origin, walker), why=why, cause=cause, distance=None, limit=None)
+            )
     return suspects
 
 

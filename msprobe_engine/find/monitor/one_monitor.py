@@ -16,10 +16,10 @@ from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.launch_line import again_alone
 from msprobe_engine.find.monitor import same_batch
 from msprobe_engine.find.monitor.growing_loss import name_loss
-from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.monitor.number_pairs import every_series, series_of_tensors
 from msprobe_engine.find.monitor.replicas import check_replicas
 from msprobe_engine.find.monitor.suspects import MOST_SUSPECTS, module_of, record_of, row_of, say_again, suspect_of
+from msprobe_engine.find.nonfinite.monitored import not_finite
 from msprobe_engine.formats.monitor.alert_order import Group, in_order, merge_equal_alerts
 from msprobe_engine.formats.monitor.anomalies import Anomaly, load
 from msprobe_engine.formats.monitor.reader import Run

@@ -3,7 +3,6 @@ is in no optimizer no update. That is a difference of the runs, and no loss of s
 
 from __future__ import annotations
 
-import re
 from collections.abc import Collection
 from dataclasses import dataclass
 from itertools import accumulate
@@ -14,15 +13,13 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.monitor.number_pairs import given_besides
 from msprobe_engine.find.monitor.other_batches import without_call
+from msprobe_engine.find.monitor.suspects import module_of
 from msprobe_engine.find.nonfinite.trace import module_path
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key, Series, steps_of
 
 _CHOICE = ("targets", "activation_targets")
 """Settings of the monitor that choose tensors."""
-
-
-_TENSOR = re.compile(r"[.:](?:input|output)(?:[._][^ ]*)?$")
 
 
 @dataclass
@@ -65,7 +62,7 @@ def never_there(target: Run, golden: Run, apart: Collection[str] = (), cut: Coll
                 continue
             closed = _closed_modules(golden if names_of_sides[0] else target, rank, family)
             for name, step in (names_of_sides[0] or names_of_sides[1]).items():
-                if (rank, without_call(name)) in cut or _is_inside(module_of_activation(name), closed):
+                if (rank, without_call(name)) in cut or _is_inside(module_of(name), closed):
                     continue
                 alone = alone_by_name.setdefault((rank, name), _Alone(step, rank, name, bool(names_of_sides[0]), []))
                 alone.step = min(alone.step, step)
@@ -78,16 +75,11 @@ def _is_closed(run: Run, rank: int, family: str) -> bool:
     return family.startswith("actv") and all(key.name.startswith(".") for key in _series(run, rank, family))
 
 
-def module_of_activation(name: str) -> str:
-    """``layers.0.act`` of ``layers.0.act.output_1 #2``."""
-    return _TENSOR.sub("", without_call(name))
-
-
 def _closed_modules(run: Run, rank: int, family: str) -> frozenset[str]:
     """Modules of which a run has activations, and none of any module in them: they are the innermost ones, or were compiled."""
     if not family.startswith("actv"):
         return frozenset()
-    modules = {module_of_activation(key.name) for key in _series(run, rank, family)}
+    modules = {module_of(key.name) for key in _series(run, rank, family)}
     around = {path for module in modules for path in accumulate(module.split("."), "{0}.{1}".format) if path != module}
     return frozenset(modules - around - {""})
 

@@ -9,6 +9,7 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.launch_line import again_alone, again_both
 from msprobe_engine.find.monitor.number_pairs import Number
+from msprobe_engine.find.monitor.other_batches import without_call
 from msprobe_engine.find.nonfinite.report import again_with_operators
 from msprobe_engine.find.nonfinite.trace import module_path
 
@@ -36,7 +37,7 @@ def row_of(family: str, name: str) -> str:
     return name if name == family else f"{family}/{name}"
 
 
-_TENSOR = re.compile(r"(\.(weight|bias|input|output)(\.\d+)?|[.:](input|output)(\.\d+)?)$")
+_TENSOR = re.compile(r"(\.(weight|bias)(\.\d+)?|[.:](input|output)([._][^ ]*)?)$")
 _CALL = re.compile(r"(.+\.(?:forward|backward)(?:\.\d+)?)\.(?:input|output)(?:[._].*)?", re.DOTALL)
 
 
@@ -47,11 +48,11 @@ def record_of(name: str) -> str:
 
 
 def module_of(name: str) -> str:
-    """Path of the module that a parameter or activation belongs to; "" of a function."""
+    """Path of the module that a parameter or activation belongs to (``layers.0.act`` of ``layers.0.act.output_1 #2``); "" of a function."""
     record = record_of(name)
     if record != name:
         return module_path(record)
-    return _TENSOR.sub("", name) if "." in name else ""
+    return _TENSOR.sub("", without_call(name)) if "." in name else ""
 
 
 def say_again(step: int, ranks: Sequence[int], finding: str, golden: bool = False) -> list[str]:

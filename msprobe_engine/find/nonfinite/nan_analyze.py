@@ -28,12 +28,14 @@ class Result:
         text: console report.
         steps: steps that were looked at.
         problems: files that could not be read.
+        lost: that numbers were lost without a NaN, which is said of the first step alone.
     """
 
     findings: Sequence[Mapping[str, Any]]
     text: str
     steps: list[int]
     problems: list[str] = field(default_factory=list)
+    lost: list[str] = field(default_factory=list)
 
 
 Seen = Callable[[int, Mapping[int, DumpTable]], None]
@@ -129,5 +131,6 @@ def _analyze_step(result: Result, texts: list[str], step: int, traces: Mapping[i
             texts[:] = texts[-1:]  # the finding comes first; clean steps before it are in `steps`
             result.findings = findings
             return
-        if not any("outgrow float16" in problem for problem in result.problems):
-            result.problems += report.describe_lost_numbers(verdict)
+        if not result.lost:
+            result.lost = report.describe_lost_numbers(verdict)
+            result.problems += result.lost

@@ -15,8 +15,8 @@ from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import run_directory
 from msprobe_engine.find.detect import Run
-from msprobe_engine.find.monitor.not_finite import not_finite
 from msprobe_engine.find.nonfinite import report
+from msprobe_engine.find.nonfinite.monitored import not_finite
 from msprobe_engine.find.nonfinite.nan_analyze import Result, nan_analyze
 from msprobe_engine.formats.dump.replicas.reader import StepTables
 from msprobe_engine.formats.monitor.alert_order import in_order
