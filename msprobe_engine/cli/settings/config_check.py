@@ -25,6 +25,7 @@ examples:
   msprobe config_check -d run.sh ds_config.json -o pack.zip     collect: environment, packages, settings of the scripts (nothing is run)
   msprobe config_check RUN GOLDEN                               compare what two runs have written: result.xlsx, result.json, result.html
   msprobe config_check -c good.zip pack.zip -o result           compare two packs
+  msprobe config_check run.sh good.sh                           compare what two launch scripts set (nothing is run)
   msprobe config_check --verify good.zip -d run.sh              before a launch: is all as it was in the good run?
   msprobe config_check --ranks pack.zip                         which rank or node of one run differs from the others?
   msprobe config_check -c ckpt_a ckpt_b -o out.json             two checkpoints (msprobe ckpt diff says more)
@@ -40,7 +41,7 @@ exit codes:
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     """Flags of both versions of the existing tool, then ours."""
-    parser.add_argument("target", metavar="RUN", nargs="?", help="a pack, or an output directory with one")
+    parser.add_argument("target", metavar="RUN", nargs="?", help="a pack, an output directory with one, or a launch script")
     parser.add_argument(
         "golden", metavar="GOLDEN", nargs="?", help="the same of a run that is right: -c GOLDEN RUN in the order of all commands"
     )
@@ -165,17 +166,22 @@ def _compare(args: argparse.Namespace) -> int:
     from msprobe_engine.cli.options.outputs import is_run, results_directory
     from msprobe_engine.core.errors import UsageError
     from msprobe_engine.core.log import one_line
+    from msprobe_engine.find.config.packs import compare_packs, compare_scripts
     from msprobe_engine.find.detect import Run
     from msprobe_engine.formats.pack.kind import NAME, is_pack, pack_of
 
     bench, cmp = (Run(path).pack_inside or path for path in map(pack_of, args.compare))
+    scripts = [path for path in (cmp, bench) if path.suffix in _SCRIPTS and path.is_file()]
+    if len(scripts) == 2:
+        return _report(args, compare_scripts(bench, cmp), args.output)
     for path in (cmp, bench):
         if not os.path.lexists(path):
             raise UsageError(f"{one_line(str(path))}: no such file or directory; name a pack, a run that has one, or a checkpoint")
-        if path.suffix in _SCRIPTS and path.is_file():
-            shown = one_line(str(path))
+        if path in scripts:
+            shown, other = one_line(str(path)), one_line(str(bench if path == cmp else cmp))
             raise UsageError(
-                f"{shown}: is no pack; collect one of each side first: msprobe config_check -d {shown} -o {one_line(path.stem)}.zip"
+                f"{shown}: is no pack, as {other} may be: compare two scripts, or collect a pack of this one: "
+                f"msprobe config_check -d {shown} -o {one_line(path.stem)}.zip"
             )
     if not is_pack(bench) and not is_pack(cmp):
         if bench.is_dir() and cmp.is_dir() and (is_run(bench) or is_run(cmp)):
@@ -184,8 +190,6 @@ def _compare(args: argparse.Namespace) -> int:
                 "probe with config_check have one, msprobe config_check -d SCRIPT collects one"
             )
         return _checkpoints(args)
-    from msprobe_engine.find.config.packs import compare_packs
-
     output = args.output or results_directory(args.target or "", "config_check", RESULT)
     return _report(args, compare_packs(bench, cmp), output)
 

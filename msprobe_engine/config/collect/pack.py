@@ -26,6 +26,7 @@ def collect(
     *,
     added: Sequence[str] = (),
     key: bytes = b"",
+    of_scripts: bool = False,
 ) -> tuple[Path, list[str]]:
     """Write a pack of this environment and of the settings in `paths`. Scripts are read as they would start here: with the variables of
     this environment, but those that look like secrets or are others in every shell.
@@ -35,6 +36,7 @@ def collect(
         output: the pack, ends in ``.zip``.
         arguments: what the scripts would be called with; None: not known.
         added, key: see `environment.collect`.
+        of_scripts: of the environment only what the scripts set.
 
     Returns:
         where the pack is, and what should be known of it.
@@ -44,7 +46,7 @@ def collect(
         DumpFormatError: a given file cannot be read.
         SinkError: the pack cannot be written.
     """
-    about = environment.collect(added=added, key=key)
+    about = environment.collect({} if of_scripts else None, added=added, key=key)
     settings = collect_static(paths, arguments=arguments, inherited=_read_inherited_variables()) if paths else None
     contents: dict[str, Any] = {}
     contents[entries.ENV] = about.values

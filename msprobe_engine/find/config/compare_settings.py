@@ -75,8 +75,8 @@ class _Comparison:
         if self.assumed:
             self.out.notes.append(
                 Sentence(
-                    "one side alone sets it, to what every framework that knows the name takes without it, and neither pack says which "
-                    "framework it is: {0}",
+                    "no pack says which framework it is: a setting that one side alone has is what every framework that knows it takes by "
+                    "itself, and another program may take something else: {0}",
                     some(self.assumed),
                 )
             )

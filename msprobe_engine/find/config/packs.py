@@ -346,3 +346,22 @@ def verify(
             comparison.not_compared[name] = f"{name} of the good pack: there are none before the training runs"
     comparison.notes += notes
     return comparison
+
+
+def compare_scripts(bench: str | Path, cmp: str | Path) -> Comparison:
+    """Compare what two launch scripts or settings files set, as they would start here.
+
+    Raises:
+        DumpFormatError: one of them cannot be read.
+    """
+    with tempfile.TemporaryDirectory(prefix="msprobe_scripts_") as place:
+        collected = [collect([script], Path(place) / f"{side}.zip", of_scripts=True) for side, script in (("bench", bench), ("cmp", cmp))]
+        packs = [read_pack(pack) for pack, _ in collected]
+        variables = any(one.values or one.withheld for pack in packs for one in PackSide(pack).env(False).values())
+        comparison = compare_packs(*packs, only=(*([difference.ENV] if variables else []), difference.SETTINGS))
+    comparison.bench, comparison.cmp = os.fspath(bench), os.fspath(cmp)
+    for side, script in (("bench", bench), ("cmp", cmp)):
+        comparison.sides[side] = {**comparison.sides.get(side, {}), "path": os.fspath(script)}
+    comparison.not_compared["packages"] = "packages, machine and variables that no script sets: -d collects a pack of them where each runs"
+    comparison.notes += dict.fromkeys(note for _, notes in collected for note in notes)
+    return comparison

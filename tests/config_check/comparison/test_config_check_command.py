@@ -57,13 +57,27 @@ def test_run_and_golden_as_in_all_commands(tmp_path: Path, capsys: pytest.Captur
     assert main(["config_check", BASE, AGAIN, "-c", BASE, AGAIN]) == 2
 
 
-def test_launch_scripts_are_no_packs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """Who gives what a pack is collected from is told the command that collects it, not which checkpoints there are."""
-    for name in ("run.sh", "good.sh"):
-        (tmp_path / name).write_text("python train.py --lr 1e-4\n")
-    assert main(["config_check", str(tmp_path / "run.sh"), str(tmp_path / "good.sh")]) == 2
+def test_two_launch_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """What they set is compared without packs of each, and what is not compared is said; no file is left. One script beside a pack is told
+    the command that collects one."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SOME_VARIABLE_OF_THIS_SHELL", "x")
+    Path("run.sh").write_text("export NCCL_ALGO=Tree\npython train.py --lr 2e-4 --seed 3\n")
+    Path("good.sh").write_text("export NCCL_ALGO=Ring\npython train.py --lr 1e-4 --seed 3\n")
+    assert main(["config_check", "run.sh", "good.sh"]) == 1
+    said = capsys.readouterr().out
+    assert said.startswith("The configurations differ: lr 2e-4, golden 1e-4")
+    assert "NCCL_ALGO: Tree, golden Ring" in said
+    assert "packages, machine and variables that no script sets" in said
+    assert "SOME_VARIABLE_OF_THIS_SHELL" not in said
+    Path("good.sh").write_text("python train.py --lr 2e-4\n")
+    Path("run.sh").write_text("python train.py --lr 2e-4 # another comment\n")
+    assert main(["config_check", "run.sh", "good.sh"]) == 0
+    assert capsys.readouterr().out.startswith("No difference")
+    assert sorted(os.listdir()) == ["good.sh", "run.sh"]
+    assert main(["config_check", "run.sh", BASE]) == 2
     said = capsys.readouterr().err
-    assert f"msprobe config_check -d {tmp_path / 'run.sh'} -o run.zip" in said
+    assert "msprobe config_check -d run.sh -o run.zip" in said
     assert "checkpoint" not in said
 
 
