@@ -18,6 +18,10 @@ from msprobe_engine.find.saved_variables import saved_alone
 from msprobe_engine.formats.dump.replicas.reader import StepTables
 
 MOST_STEPS = 8
+_WITHIN = Sentence(
+    "Only modules were recorded: a NaN or Inf that a module makes and that is gone again in what it gives does not show; at level mix the"
+    " calls tell."
+)
 _BESIDE = Sentence(", no collective with a wrong result")
 _BESIDE_EQUAL = Sentence(", no collective with a wrong result, no parameter whose statistics differ between ranks")
 _TOLD = {
@@ -68,6 +72,8 @@ def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
     if diagnosis.finding == findings.NONE:
         beside = _BESIDE_EQUAL if ranks.equal else _BESIDE if ranks.several else ""
         diagnosis.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
+        if result.only_modules:
+            diagnosis.evidence.append(_WITHIN)
         if ranks.several and not ranks.equal:
             replicas.say_not_compared(diagnosis, ranks.parted)
         diagnosis.evidence.append(findings.ALONE)

@@ -29,6 +29,7 @@ class Result:
         steps: steps that were looked at.
         problems: files that could not be read.
         lost: that numbers were lost without a NaN, which is said of the first step alone.
+        only_modules: no calls of functions were recorded in any step.
     """
 
     findings: Sequence[Mapping[str, Any]]
@@ -36,6 +37,7 @@ class Result:
     steps: list[int]
     problems: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
+    only_modules: bool = True
 
 
 Seen = Callable[[int, Mapping[int, DumpTable]], None]
@@ -118,6 +120,7 @@ def _analyze_step(result: Result, texts: list[str], step: int, traces: Mapping[i
             continue
         if step not in result.steps:
             result.steps.append(step)
+        result.only_modules = result.only_modules and all(map(report.only_modules, chosen.values()))
         verdict = analyse(chosen)
         findings = [report.build_finding(verdict, n) for n in range(len(verdict.suspects))]
         notes: list[str] = []

@@ -12,7 +12,7 @@ from msprobe_engine.core.dtypes import plain_name
 from msprobe_engine.core.io.output_files import write_file
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
-from msprobe_engine.core.names import forward_twin
+from msprobe_engine.core.names import forward_twin, is_module
 from msprobe_engine.core.operator_traits import normal_op, sums_products
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
@@ -23,6 +23,7 @@ from msprobe_engine.find.nonfinite.flags import INF, NAN, NONFINITE, POS_INF, Ca
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.scan import NonFiniteOrigin
 from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.formats.dump.stream import read_record
 
 _GROWING = frozenset(("pow", "square", "mul", "multiply"))
@@ -236,7 +237,8 @@ def _harmless(verdict: Verdict) -> str:
 
 def describe_lost_numbers(verdict: Verdict) -> list[str]:
     """A square or a product that outgrew float16, of the first call that gives one: no mask makes such an infinity, and where what is made
-    of it is finite again (a norm divides by it) its numbers are zero, or the largest there are."""
+    of it is finite again (a norm divides by it) its numbers are zero, or the largest there are. Where no calls of functions were recorded,
+    the zeros of such a module."""
     for origin in verdict.harmless:
         call, op = origin.call, normal_op(origin.call.op)
         grown = any(fact.flags & POS_INF and plain_name(str(fact.side.dtype[fact.row])) == "float16" for fact in origin.facts)
@@ -246,7 +248,40 @@ def describe_lost_numbers(verdict: Verdict) -> list[str]:
                 " so that no NaN tells of numbers that are lost"
             )
             return [Sentence(template, verdict.step, origin.rank, call.name)]
+    for rank, trace in sorted(verdict.traces.items()):
+        if only_modules(trace) and (name := _module_of_zeros(trace.dump)) is not None:
+            template = (
+                "step {0}, rank {1}: {2} gives zeros alone, and neither what it takes in nor one of its parameters is zero: numbers may be"
+                " lost in it, as by an Inf that it divides by; at level mix its calls tell"
+            )
+            return [Sentence(template, verdict.step, rank, name)]
     return []
+
+
+def only_modules(trace: Trace) -> bool:
+    """Of the calls of the way forward those of modules alone were recorded: what is gone again within one of them shows nowhere."""
+    forward = [call for call in trace.calls if call.direction == "forward"]
+    return bool(forward) and all(call.kind == "module" for call in forward)
+
+
+def _module_of_zeros(side: DumpTable) -> str | None:
+    """A module that makes exact zeros of a tensor, of its shape, that is not constant, though none of its own parameters is zero: a norm
+    whose squares outgrew float16, and no projection that begins at zero."""
+    for op, name in enumerate(side.ops):
+        if not is_module(name) or ".forward." not in name:
+            continue
+        rows: dict[int, list[int]] = {INPUT: [], PARAMETERS: [], OUTPUT: []}
+        for row in side.rows(op):
+            if side.role[row] in rows and isinstance(side.shape[row], list):
+                rows[side.role[row]].append(row)
+        if not all(rows.values()):
+            continue
+        largest, least, _, norm = side.stats.T
+        taken, given = rows[INPUT][0], rows[OUTPUT]
+        zero = all(largest[row] == least[row] == 0 and side.shape[row] == side.shape[taken] for row in given)
+        if zero and largest[taken] > least[taken] and all(norm[row] > 0 for row in rows[PARAMETERS]):
+            return name
+    return None
 
 
 def _inf_or_nan(origin: NonFiniteOrigin) -> str:

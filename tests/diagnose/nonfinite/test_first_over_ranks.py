@@ -150,6 +150,31 @@ def test_a_square_that_outgrows_float16_and_is_divided_by(call: str, dtype: str,
     assert bool(describe_lost_numbers(verdict)) == said
 
 
+@pytest.mark.parametrize(
+    ("given", "weight", "taken", "functions", "said"),
+    [
+        (0.0, 1.0, 1.0, False, True),
+        (0.5, 1.0, 1.0, False, False),
+        (0.0, 0.0, 1.0, False, False),  # a projection that begins at zero
+        (0.0, 1.0, 0.0, False, False),
+        (0.0, 1.0, 1.0, True, False),  # its calls tell
+    ],
+)
+def test_a_module_of_which_only_zeros_come(given: float, weight: float, taken: float, functions: bool, said: bool, rank_dump: Any) -> None:
+    """Where modules alone were recorded, the zeros that a lost Inf leaves are all there is to see."""
+
+    def tensor(size: float) -> dict[str, Any]:
+        return {**rank_dump.number("ok"), "shape": [2, 4], "Max": size, "Min": -size, "Mean": 0.1 * size, "Norm": 2 * size}
+
+    r = rank_dump()
+    if functions:
+        r.api("Torch.rsqrt", ["ok"], ["ok"])
+    r.module("norm.RMSNorm", [tensor(taken)], [tensor(given)], params={"weight": tensor(weight)})
+    verdict = run(r)
+    assert named(verdict) == []
+    assert bool(describe_lost_numbers(verdict)) == said
+
+
 def test_nested_output(rank_dump: Any) -> None:
     """A NaN in a nested output is seen."""
     r = rank_dump()
