@@ -297,6 +297,16 @@ def test_a_fault_under_a_framework(name: str) -> None:
     assert not found, table(found)
 
 
+@pytest.mark.parametrize("name", ["Transformers", "Lightning"])
+@pytest.mark.slow
+def test_a_fault_in_an_event_of_a_trainer(name: str) -> None:
+    """The same with each event of the observer that a Trainer's callback tells of its training."""
+    job = job_of(name)
+    plants = [Plant("msprobe_integrations.torch.training.loop", "LoopObserver", event) for event in (*EVENTS, "safely")]
+    found = [problem for plant in plants for problem in wrong(job, Trial(plant, 0, False), wanted(job))]
+    assert not found, table(found)
+
+
 @pytest.mark.slow
 def test_a_fault_that_mindspeed_reaches() -> None:
     """A function of ours that MindSpeed reaches raises: its features, its patches and Megatron's loop are the same."""
