@@ -33,7 +33,7 @@ from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.collective_record import group_of, reduction_of
-from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
+from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import dump_dialects, factorize, roundoff
 from msprobe_engine.measure.distances import Distances, of_other_precision
 
@@ -101,13 +101,30 @@ def _of_rows(walker: DifferenceWalk) -> Iterator[tuple[DifferenceOrigin, Sentenc
     recomputed = bool(walker.target.recomputed), bool(walker.golden.recomputed)
     if differ[GRAD_FLAG].any() and recomputed[0] != recomputed[1] and _gradients_alike(walker):
         differ[GRAD_FLAG][:] = False
+    forms = _of_another_form(walker, differ[ARGUMENT])
     for kind, where in differ.items():
         where[walker.so_far] = False
         for pair in np.flatnonzero(where).tolist():
             row, golden_row = walker.rows[pair]
+            if kind in (ARGUMENT, SHAPE) and side.op[row] in forms:
+                continue
             if kind == GRAD_FLAG and walker.is_without_graph(side.op[row], golden.op[golden_row]):
                 continue
             yield _origin(side.op[row], golden.op[golden_row], kind, row, golden_row), _why(kind, side, row, golden, golden_row)
+
+
+def _of_another_form(walker: DifferenceWalk, arguments: Bools) -> set[int]:
+    """Records with another argument that take in tensors of another shape: the argument says how these are to be read (``enable_gqa``).
+    Their results have one shape and were compared."""
+    side, golden, known = walker.side, walker.golden.side, walker.measured.known
+    found = set()
+    for op in {side.op[walker.rows[pair][0]] for pair in np.flatnonzero(arguments).tolist()}:
+        span = walker.span_of(op)
+        given = [pair for pair in span if side.role[walker.rows[pair][0]] == OUTPUT]
+        other = {pair for pair in span if side.shape[walker.rows[pair][0]] != golden.shape[walker.rows[pair][1]]}
+        if other and given and all(known[pair] and pair not in other for pair in given):
+            found.add(op)
+    return found
 
 
 def _gradients_alike(walker: DifferenceWalk) -> bool:

@@ -248,12 +248,16 @@ class CarriedNoise(IncomingNoise):
 
     def _exact(self, pair: int, inputs: Sequence[Operand], taken: Sequence[int]) -> None:
         """Integers, and tensors of zeros: other ones are a difference, unless they were made of numbers with noise, or of integers that
-        noise has made others (which tokens went to an expert). `taken`: what goes in."""
+        noise has made others (which tokens went to an expert), also where these show it in no statistic (a map of experts has as many true
+        elements). `taken`: what goes in."""
+        noise = max((operand.noise.element for operand in inputs), default=0.0)
+        row = self._walker.rows[pair][0]
+        noise = max((noise, *map(self._noise_of_choice, taken)))
+        if noise and not self.seen.unit[pair]:
+            self._choices[row] = noise
         distance = float(self._walker.measured.distance[pair])
         if not distance:
             return
-        noise = max((operand.noise.element for operand in inputs), default=0.0)
-        row = self._walker.rows[pair][0]
         known = (noise and distance <= roundoff.GROWTH * noise) or any(map(self._chosen_otherwise, taken))
         self.ratio[pair] = self.alone[pair] = 0.0 if known else roundoff.times_exact(distance)
         if not self.seen.unit[pair]:

@@ -117,6 +117,11 @@ class IncomingNoise(NoiseNotes):
         """Whole numbers that are others because of noise in what they were made of: an expert takes other tokens."""
         return not self.seen.unit[pair] and float(self._walker.measured.distance[pair]) > 0 and self.alone[pair] <= 1
 
+    def _noise_of_choice(self, pair: int) -> float:
+        """Of the numbers that chose these integers, or truth values; 0 of others."""
+        source = self._walker.target.producers.get(self._walker.rows[pair][0]) if self._choices and not self.seen.unit[pair] else None
+        return 0.0 if source is None else max(self._choices.get(row, 0.0) for row in self._walker.side.rows(source))
+
     def _number(self, pair: int) -> Operand | None:
         """A Python number that differs by what round-off does to numbers that are made of tensors (a factor that clips gradients by their
         norm); None: it differs by more, or is no such number."""
@@ -296,6 +301,8 @@ class IncomingNoise(NoiseNotes):
             noise = clean = largest((moved, Noise(seen.unit[pair] / 2, 0.0, 0.0))) if rounded else moved
         if bridged is None and (known := walker.updated.get(walker.side.stats[row].tobytes())) is not None:
             noise, clean = (known, known) if leaf else (largest((noise, known)), largest((clean, known)))
+        if leaf and walker.side.dtype[row] != walker.golden.side.dtype[walker.rows[pair][1]]:  # one run shows the copy in float32
+            noise, clean = (largest((one, Noise(seen.unit[pair], 0.0, 0.0))) for one in (noise, clean))
         excused = float(walker.cancelled.excused[pair])
         if excused:
             noise = clean = Noise(max(noise.element, excused), max(noise.whole, excused), 0.0)

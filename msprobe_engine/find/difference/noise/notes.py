@@ -77,6 +77,7 @@ class NoiseNotes(Ratios):
         self.explained: set[int] = set()
         self._notes: dict[int, Noise] = {}
         self._clean: dict[int, Noise] = {}
+        self._choices: dict[int, float] = {}  # row of integers or bool given out -> noise of the numbers that chose them
         self._coarse: dict[int, float] = {}  # row given out -> half a unit that its elements were rounded to on the way, where it is more
         self._sources: dict[int, int] = {}  # row taken in -> row given out that it has the numbers of
         self._units: dict[int, float] = {}  # pair of rows taken in -> half a unit that its elements came through
