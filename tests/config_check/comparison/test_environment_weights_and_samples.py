@@ -188,6 +188,16 @@ def test_a_model_that_is_dealt_out_otherwise() -> None:
     assert found["w"].severity == CHANGES
 
 
+@pytest.mark.parametrize(("digest", "severity"), [("second", MAY), ("drawn anew", CHANGES)])
+def test_a_stage_that_numbers_its_layers_from_zero(digest: str, severity: str) -> None:
+    """Its first layer bears the name of another one; the golden run has its numbers elsewhere. Numbers that it has nowhere are a fault."""
+    a = {(0, rank): {"layers.0.w": _tensor("first"), "layers.1.w": _tensor("second")} for rank in (0, 1)}
+    b = {(0, 0): {"layers.0.w": _tensor("first")}, (0, 1): {"layers.0.w": _tensor(digest)}}
+    found = {one.name: one for one in compare_weights(Tensors(a, a), Tensors(b, b), other_cut=True).differences}
+    assert (found["layers.0.w"].severity, found["layers.0.w"].ranks) == (severity, (1,))
+    assert ("as layers.1.w" in found["layers.0.w"].why) == (severity == MAY)
+
+
 def test_weights_that_part_later_are_one_difference() -> None:
     """What is equal before the first update and not after is said once, not parameter by parameter."""
     a = {(step, 0): {name: _stats(1) for name in "abcdef"} for step in range(3)}

@@ -50,6 +50,18 @@ def test_parameters_that_are_not_what_the_update_has_left(
         assert (found.first_suspect.step, found.first_suspect.record) == (2, f"param_origin/{name}")
 
 
+@pytest.mark.parametrize(("watched", "finding"), [(True, "none"), (False, "divergence")], ids=["an optimizer over copies", "unknown"])
+def test_weights_that_are_written_back_behind_the_update(watched: bool, finding: str, tmp_path: Path) -> None:
+    """Where updates were watched and the optimizer has made none of these parameters, what changes them behind its step is the update."""
+    runs = [keeps(tmp_path / "run", CHANGED), keeps(tmp_path / "golden", {})]
+    for root in runs:
+        (place,) = (root / "monitor").iterdir()
+        said = json.loads((place / "run.json").read_text())
+        (place / "run.json").write_text(json.dumps({**said, "monitor": {"updates": watched}}))
+    found = diagnose(*runs)
+    assert found.finding == finding, found.text()
+
+
 @pytest.mark.parametrize(
     ("dtypes", "elements", "off", "named"),
     [

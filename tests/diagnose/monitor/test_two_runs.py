@@ -243,6 +243,17 @@ def test_a_rank_that_has_another_part_of_the_model_or_of_the_batch(
     assert not_comparable(*runs)[0] == apart
 
 
+@pytest.mark.parametrize(("stage", "code"), [(1, 3), (0, 1)], ids=["another stage", "the same stage"])
+def test_a_rank_that_is_another_stage_of_the_pipeline(stage: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As many ranks, and what bears one name on the second is another layer: that is said, and the first is compared."""
+    run, golden = Monitor(tmp_path / "run", ranks=2), Monitor(tmp_path / "golden", ranks=2)
+    run.places[1] = {"pp": stage, "dp": 1 - stage, "tp": 0}
+    for name in PARAMETERS:
+        run.put(1, 0, "param_origin", name, "77")
+    assert main(["diagnose", str(run.write()), str(golden.write()), "-o", str(tmp_path / "out")]) == code
+    assert ("rank 1: not compared, for it is another stage of the pipeline" in capsys.readouterr().out) == bool(stage)
+
+
 @pytest.mark.parametrize(
     ("of_ranks", "gradient", "code", "words"),
     [
