@@ -635,11 +635,15 @@ def test_calls_that_two_libraries_make(place: str, pairs: int, rank_dump: Any, t
     assert (len(structure.only_target), len(structure.only_golden)) == (1 - pairs, 1 - pairs)
 
 
-@pytest.mark.parametrize(("largest", "pairs"), [(2.0, 2), (1.5, 4)], ids=["the same gradients", "other gradients"])
-def test_buckets_of_another_size(largest: float, pairs: int, rank_dump: Any, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("golden_sizes", "largest", "pairs"),
+    [((8,), 2.0, 2), ((8,), 1.5, 4), ((2, 6), 2.0, 2), ((2, 6), 1.5, 5), ((4, 4), 2.0, 6)],
+    ids=["the same gradients", "other gradients", "as many buckets", "as many, other gradients", "the same buckets"],
+)
+def test_buckets_of_another_size(golden_sizes: tuple[int, ...], largest: float, pairs: int, rank_dump: Any, tmp_path: Path) -> None:
     """Buffers that hold the same gradients in other pieces are no pairs, and neither are the calls that fill them."""
     trees = []
-    for name, sizes in (("run", (4, 4)), ("golden", (8,))):
+    for name, sizes in (("run", (4, 4)), ("golden", golden_sizes)):
         dump = rank_dump()
         dump.module("layer.Linear", ["ok"], ["ok"])
         dump.module("layer.Linear", ["ok"], ["ok"], direction="backward")

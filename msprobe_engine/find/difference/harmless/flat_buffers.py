@@ -15,10 +15,8 @@ from msprobe_engine.measure import distances, roundoff
 
 
 def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structure:
-    """Calls that scale or sum up as many elements, of the same statistics together, in another number of pieces are no pairs, and none of
+    """Calls that scale or sum up as many elements, of the same statistics together, in pieces of other sizes are no pairs, and none of
     them is missing; nor are those that move gradients into such pieces and out of them."""
-    if not (structure.only_target or structure.only_golden):
-        return structure
     pieces = [dict[Kind, list[int]](), dict[Kind, list[int]]()]
     for tree, rows_by_kind in zip((target, golden), pieces):
         for op, row in _flat(tree):
@@ -26,11 +24,11 @@ def without_pieces(structure: Structure, target: Tree, golden: Tree) -> Structur
     apart: tuple[set[int], set[int]] = set(), set()
     for kind in pieces[0].keys() & pieces[1].keys():
         rows = [rows_by_kind[kind] for rows_by_kind in pieces]
-        if len(rows[0]) == len(rows[1]):
-            continue
         sides = [
             (tree.side, some, [distances.elements(tree.side.shape[row]) for row in some]) for tree, some in zip((target, golden), rows)
         ]
+        if sorted(sides[0][2]) == sorted(sides[1][2]):
+            continue
         target_whole, golden_whole = (_whole(side.stats[some], sizes) for side, some, sizes in sides)
         if sum(sides[0][2]) == sum(sides[1][2]) and merge_statistics.close(target_whole, golden_whole, AGREES):
             for known, (side, some, _) in zip(apart, sides):
