@@ -136,7 +136,7 @@ class RankChecks:
         self._copied |= {name for name in self._alike & table.keys() if any(row[1] != row[2] for row in table[name].values())}
         if self._together is None and table:
             self._together = replicas.ranks_alike(table)
-        if self.parted is None and set(self._together or ()) - set(replicas.ranks_alike(table)):
+        elif self._together and self.parted is None and set(self._together) - set(replicas.ranks_alike(table)):
             self.parted = step
         held = [rows for rows in table.values() if len(rows) > 1]
         if held:
