@@ -220,7 +220,7 @@ RANKS = (
         STAGES_ONE,
         STAGES,
         when_ready(in_ranks.stale_message),
-        r"layers\.1|recv|Decoder|changed it in between",
+        r"layers\.1|recv|Decoder|changed it in between|__setitem__",
         "buffer read early",
     ),
     across(
