@@ -478,8 +478,8 @@ def test_updates_that_rounding_takes_away() -> None:
     for first, more, at in (
         ({}, {}, 3),
         ({}, {"learning_rate": 0.0}, None),
-        ({"learning_rate": 1e-3}, {"learning_rate": 9e-5}, None),
-        ({"learning_rate": 1e-3}, {"learning_rate": 2e-4}, 3),
+        ({"learning_rate": 1e-3}, {"learning_rate": 5e-4}, None),
+        ({"learning_rate": 1e-3}, {"learning_rate": 6e-4}, 3),
         ({}, {"skipped": 1.0}, None),
     ):
         frames = [dataclasses.replace(told(i, updates_lost=0.9 if i else 0.4), scalars=more if i else first) for i in range(6)]

@@ -10,7 +10,7 @@ from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
 
-_DECAYED = 0.1
+_DECAYED = 0.5
 """Share of the largest learning rate at which the schedule has made updates small."""
 
 
@@ -28,7 +28,7 @@ class LostUpdatesRule(LastingRule[LostUpdatesArgs]):
     name = "lost_updates"
     fires = (
         "most elements of the parameters in 16 bits stay as they are at an update, although they have a gradient and the learning rate is "
-        "more than a tenth of the largest one so far"
+        "more than half of the largest one so far"
     )
     meaning = (
         "The update is smaller than half a unit in the last place of the weight, so that rounding takes it away, in every step anew: "
