@@ -18,7 +18,7 @@ _NPU = "ASCEND"
 """A side is one of NPUs when a variable has this in its name, as the existing tool tells it."""
 ONLY_BENCH_HAS, ONLY_CMP_HAS = "only bench has this env", "only cmp has this env"
 NOT_SHOWN = "set, not shown"
-_BY_DIGEST = Sentence("the digests of the values by your key are others")
+_BY_DIGEST = Sentence("the digests of the values are others")
 _MOST_NAMES = 6
 
 

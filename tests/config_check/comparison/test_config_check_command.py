@@ -81,6 +81,18 @@ def test_two_launch_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert "checkpoint" not in said
 
 
+def test_variables_of_two_launch_scripts_that_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Both scripts are here: a value that is left out is compared all the same, without a key of the user."""
+    scripts = [tmp_path / name for name in ("run.sh", "good.sh", "same.sh")]
+    for script, seed in zip(scripts, (7, 8, 7)):
+        script.write_text(f"export MY_SEED={seed}\ntorchrun train.py --tp 2\n", encoding="utf-8")
+    run, good, same = map(str, scripts)
+    assert main(["config_check", run, good]) == 1
+    assert "env: MY_SEED: set, not shown, golden set, not shown" in capsys.readouterr().out
+    assert main(["config_check", run, same]) == 0
+    assert capsys.readouterr().out.startswith("No difference.")
+
+
 @pytest.mark.parametrize("flags", [("-c", BASE, "{empty}"), ("-c", "{empty}", BASE), ("--verify", "{empty}"), ("--ranks", "{empty}")])
 def test_a_directory_without_a_pack_is_said(flags: tuple[str, ...], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """An output directory in which no run has left a pack is a wrong path (2), not a damaged pack."""
