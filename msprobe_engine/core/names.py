@@ -272,4 +272,4 @@ def name_in_records(name: str) -> str:
     """
     if found := _CLASS.fullmatch(name):
         return f".{found['cls']}."
-    return next((prefix + name.removeprefix(place) for place, prefix in _PLACES.items() if name.startswith(place)), name)
+    return next((prefix + name.removeprefix(place) for place, prefix in _PLACES.items() if name.startswith(place) and name != place), name)

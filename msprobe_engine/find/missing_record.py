@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.core import names
-from msprobe_engine.core.errors import ProbeError
+from msprobe_engine.core.errors import ProbeError, UsageError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.operator_traits import NO_OPERATIONS
 from msprobe_engine.core.text.ranges import in_short, steps_text
@@ -86,8 +86,11 @@ def explain_absence(path: Path, name: str) -> Absence:
     """Look for `name`, a record's name or a part of it, in all steps and ranks of a dump, and say why it is not there.
 
     Raises:
+        UsageError: the name is empty.
         ProbeError: there is no dump.
     """
+    if not name.strip(". "):
+        raise UsageError("--why: no name; give that of a module or a function, Functional.softmax or layers.0.norm")
     dump = open_dump(path)
     answer = Absence(name)
     name = names.name_in_records(name)
@@ -130,7 +133,7 @@ def _reasons(table: DumpTable, step: int, name: str) -> Iterator[str]:
     level = table.header.get("level")
     function = parsed.api if isinstance(parsed, names.ApiName) else name.rpartition(".")[2]
     if not is_module and function in NO_OPERATIONS:
-        yield f"{one_line(function)} is never recorded: it answers a question about a tensor, and computes no tensor"
+        yield f"{one_line(function)} is never recorded: it is no operation on the data of a tensor"
     if was_cut_off(table.path, table.header, table.recovered):
         yield f"step {step} of {one_line(table.path.parent.name)} was cut off: what came later is not in it"
     if level == "L0" and is_call:

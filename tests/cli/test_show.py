@@ -266,7 +266,7 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "a name as Python has it": ("torch.nn.functional.linear", {}, 0, "record     Functional.linear.0.forward"),
     "a class as Python has it": ("torch.nn.Linear", {}, 0, "record     Module.fc.Linear.forward.0"),
     "an operator below Python": ("torch.ops.aten.linear", {"records": ("Aten.linear.0.forward",)}, 0, "record     Aten.linear.0.forward"),
-    "no operation": ("torch.Tensor.item", {}, 1, "item is never recorded: it answers a question about a tensor"),
+    "no operation": ("torch.Tensor.item", {}, 1, "item is never recorded: it is no operation on the data of a tensor"),
     "a name as Python has it, level L0": (
         "torch.nn.functional.relu",
         {"level": "L0"},
@@ -357,3 +357,9 @@ def test_as_json(tmp_path: Path, capsys: Capture) -> None:
 def test_without_a_dump(tmp_path: Path, capsys: Capture) -> None:
     assert main(["show", str(tmp_path), "--why", "relu"]) == 2
     assert str(tmp_path) in capsys.readouterr().err
+
+
+def test_an_empty_name_is_wrong_usage(tmp_path: Path, capsys: Capture) -> None:
+    """It is in every record, and says nothing."""
+    assert main(["show", str(write(tmp_path, 0, 0)), "--why", ""]) == 2
+    assert "--why: no name" in capsys.readouterr().err

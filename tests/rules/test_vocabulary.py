@@ -172,6 +172,15 @@ def test_a_loss_that_climbs_evenly(rise: float, steps: int, said: bool) -> None:
     assert (first_alert(rule("loss_spike"), frames) is not None) == said
 
 
+def test_a_loss_that_climbs_without_end() -> None:
+    """Evenly, but on and on: what is above half more than the lowest level of the run is a spike."""
+    rng = np.random.default_rng(0)
+    losses = [2.0 * 1.005 ** max(step - 100, 0) * (1.0 + 0.01 * rng.normal()) for step in range(400)]
+    alert = first_alert(rule("loss_spike"), [frame_of(scalars={"loss": loss}, step=step) for step, loss in enumerate(losses)])
+    assert alert is not None
+    assert losses[alert.step] < 5.0
+
+
 def test_losses_that_are_high_again_and_again() -> None:
     """Two levels from the start, as of a critic and a generator, are no spikes, though both rise; a value far above the high level is,
     unless it is that of another optimizer. What only later comes again and again is said twice."""

@@ -14,6 +14,8 @@ from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import ANY, FRAMEWORKS, Alias, Term, default_of, key, known_terms
 
 SET, DERIVED, DEFAULT = "set", "derived", "default"
+DEFAULT_OF = "default of "
+"""Before a framework's name: what a value is called that no setting says."""
 NOT_KNOWN = "unknown"
 """Origin of a value that depends on what only a run of the script knows; the value is the text of the script."""
 _OF_DEEPSPEED_FILE = re.compile(r"^deepspeed$|(?:^|\.)(?:zero_optimization\.|train_micro_batch_size_per_gpu$)")
@@ -99,6 +101,7 @@ class PackSettings:
         self.versions = versions or {}
         self.opaque = opaque
         self.no_floats = no_floats
+        self.is_told = any(setting.framework for setting in self.settings.values())
         self.frameworks = self._frameworks()
         self.deepspeed_file = any(
             _OF_DEEPSPEED_FILE.search(name) and not normalize.is_unset(setting.value) for name, setting in self.settings.items()
@@ -199,7 +202,7 @@ class PackSettings:
             except KeyError:
                 continue
             release = f" {version}" if version and isinstance(term.default[framework], Mapping) else ""
-            return Quantity(meant(term, framework, value), normalize.show_value(value), (f"default of {framework}{release}",), DEFAULT)
+            return Quantity(meant(term, framework, value), normalize.show_value(value), (f"{DEFAULT_OF}{framework}{release}",), DEFAULT)
         return None
 
     def number(self, name: str, *, default: bool = True) -> float | int | None:

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from msprobe_engine.config.settings.side import DEFAULT_OF
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
@@ -82,7 +83,8 @@ class Difference:
     @property
     def name(self) -> str:
         """What it is called, on the side that has it."""
-        return self.cmp_name if self.bench_name in ("", ONLY_CMP) else self.bench_name
+        unnamed = self.bench_name in ("", ONLY_CMP) or self.bench_name.startswith(DEFAULT_OF)
+        return self.cmp_name if unnamed else self.bench_name
 
     @property
     def verdict(self) -> str:

@@ -81,6 +81,19 @@ def test_two_launch_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert "checkpoint" not in said
 
 
+def test_a_flag_that_one_script_lost_is_not_taken_for_a_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Names of settings alone do not say that the program is Megatron: what Megatron takes by itself cannot be told of it. Where the value
+    is another one, the setting is named."""
+    flags = "--lr 1e-4 --num-layers 2 --hidden-size 64 --seed 42"
+    for name, more in (("whole", "--clip-grad 1.0 --dropout 0.0"), ("lost", "--dropout 0.0"), ("other", "--clip-grad 1.0")):
+        (tmp_path / f"{name}.sh").write_text(f"torchrun train.py {flags} {more}\n")
+    whole, lost, other = (str(tmp_path / f"{name}.sh") for name in ("whole", "lost", "other"))
+    assert main(["config_check", whole, lost]) == main(["config_check", lost, whole]) == 3
+    assert "cannot be compared (clip-grad)" in capsys.readouterr().out
+    assert main(["config_check", whole, other]) == 1
+    assert "dropout 0.0, golden 0.1" in capsys.readouterr().out
+
+
 def test_variables_of_two_launch_scripts_that_are_not_shown(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Both scripts are here: a value that is left out is compared all the same, without a key of the user."""
     scripts = [tmp_path / name for name in ("run.sh", "good.sh", "same.sh")]

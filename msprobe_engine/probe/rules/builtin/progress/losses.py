@@ -27,7 +27,8 @@ _ALONE = 2.0
 _RUNS = 2
 """So often losses were as high and low again that it is nothing new: tasks that take turns, a target network that is renewed."""
 _CLIMB = 0.5
-"""A loss that climbs evenly by this part within the window is no spike where the line says so: that of a critic whose returns grow."""
+"""A loss that climbs evenly by this part over the lowest level of the run is no spike where the line says so: that of a critic whose
+returns grow. One that goes on climbing is."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -136,6 +137,7 @@ class _Past:
         self.counted = self.of = ""
         self.is_early = True
         self._start = math.nan
+        self._floor = math.inf
         self._high: list[float] = []
         self._peaks = [-math.inf] * _RUNS
 
@@ -174,7 +176,8 @@ class _Past:
         if math.isnan(self._start):
             self._start = abs(self.median)
         first = float(np.median(values[: len(values) // 2]))
-        climbed = max(self.median, min(expected, first + _CLIMB * abs(first)))
+        self._floor = min(self._floor, first)
+        climbed = max(self.median, min(expected, self._floor + _CLIMB * abs(self._floor)))
         return climbed + max(args.threshold * scatter, args.rise * abs(self.median), args.share * self._start)
 
     def _is_far(self, row: list[float], limit: float, power: float) -> bool:
