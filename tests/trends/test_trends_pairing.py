@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import os
 import sys
 from pathlib import Path
 from typing import Any
@@ -154,7 +155,7 @@ def _train(root: Path, wrapped_by: str) -> None:
         fully_shard(model, mesh=mesh)
     optimizer = torch.optim.AdamW(model.parameters())
     settings = {"strict": True, "output_dir": str(root), "monitor": {"activations": True}, "sinks": {"csv": {"enabled": True}}}
-    file = root.with_suffix(".json")
+    file = root.with_name(f"{root.name}-{os.getpid()}.json")  # of each rank: another one may read it while it is written
     file.write_text(json.dumps(settings | {"dump": {"task": "statistics", "level": "mix"}}))
     probe = TorchProbe.from_config(str(file))
     probe.attach(model, optimizer)
