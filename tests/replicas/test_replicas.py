@@ -246,7 +246,7 @@ def incident(place: str) -> None:
         if step.number == 2 and step.rank == 1:
             flip_a_bit(leaf(step.model, name_of("ddp")))
 
-    train("ddp", 9, after_update=fault, place=place, incident="critical", gradients=True)
+    train("ddp", 40, after_update=fault, place=place, incident="critical", gradients=True)  # the other rank hears of it some steps later
 
 
 def test_a_mismatch_is_an_incident_of_all_ranks(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def warning(place: str) -> None:
     rules = [RuleSettings(rule="extreme_value")]
     everything: dict[str, Any] = dict.fromkeys(("gradients", "parameters", "optimizer_states", "updates", "activations"), True)
     everything["replica_check"] = ReplicaCheckSettings()  # it would say more, critically
-    train("ddp", 9, after_backward=fault, place=place, incident="warning", rules=rules, **everything)
+    train("ddp", 24, after_backward=fault, place=place, incident="warning", rules=rules, **everything)
 
 
 def test_any_rule_on_any_rank_writes_all_rings(tmp_path: Path) -> None:
