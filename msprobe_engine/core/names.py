@@ -32,6 +32,9 @@ _MAX_DIGITS = 18  # a call number beyond this is no number of ours, and int() of
 _FORBIDDEN = re.compile(r"[/\\\0-\x1f]|^\.+$")
 
 
+OPERATOR_SPACES = {"aten": "Aten", "npu": "NPU", "atb": "NPU", "mindspeed": "MindSpeed"}
+"""Namespaces of torch's operators that have a prefix of their own; ``npu`` and ``atb`` are those of torch_npu, whose Python names are
+these operators."""
 _PLACES = {
     "torch.nn.functional.": "Functional.",
     "nn.functional.": "Functional.",
@@ -41,10 +44,7 @@ _PLACES = {
     "torch.fft.": "Torch.",
     "torch.special.": "Torch.",
     "torch.distributed.": "Distributed.",
-    "torch.ops.aten.": "Aten.",
-    "torch.ops.npu.": "NPU.",
-    "torch.ops.atb.": "NPU.",
-    "torch.ops.mindspeed.": "MindSpeed.",
+    **{f"torch.ops.{space}.": f"{prefix}." for space, prefix in OPERATOR_SPACES.items()},
     "torch.ops.": "",
     "torch_npu.": "NPU.",
     "torch.": "Torch.",
@@ -57,6 +57,8 @@ _PLACES = {
     "mindspore.Tensor.": "Tensor.",
 }
 """Where a program has a function, a longer place before a shorter one: the prefix of its records."""
+CALLS = tuple(dict.fromkeys(prefix for prefix in _PLACES.values() if prefix and not prefix.endswith("Distributed.")))
+"""With what names of calls begin that are no collectives."""
 _CLASS = re.compile(r"(?:torch\.nn|nn|mindspore\.nn|mindspore\.mint\.nn)\.(?:\w+\.)*(?P<cls>[A-Z]\w*)")
 
 

@@ -27,7 +27,6 @@ _SUPPOSED = (
     " which only the outer one is recorded",
     "it was called by another thread, or before the step began and after it ended",
 )
-_CALLS = ("Functional.", "Tensor.", "Torch.", "Aten.", "NPU.", "Mint.", "MintFunctional.")
 _STOP = "add it to the list, or leave the key out"
 
 
@@ -129,7 +128,7 @@ def _reasons(table: DumpTable, step: int, name: str) -> Iterator[str]:
     """What the files of one rank and step say about it."""
     parsed = names.parse(name)
     is_module = isinstance(parsed, (names.ModuleName, names.ParametersGradName)) or name.startswith(("Module.", "Cell.", "."))
-    is_call = not is_module and (isinstance(parsed, names.ApiName) or name.startswith(_CALLS))
+    is_call = not is_module and (isinstance(parsed, names.ApiName) or name.startswith(names.CALLS))
     level = table.header.get("level")
     function = parsed.api if isinstance(parsed, names.ApiName) else name.rpartition(".")[2]
     if not is_module and function in NO_OPERATIONS:

@@ -192,24 +192,17 @@ class _Comparison:
         """What a side takes that says nothing; where its framework is not known, but it is the other's, what that one takes; where
         neither is known, the other's value if all frameworks that have its name for it take that."""
         said = self._quantity(term.name)[1 if other is self.cmp else 0]
-        found = side.default(term)
-        if found is None and not side.frameworks and side.settings and other.frameworks:
-            found = side.default(term, other.frameworks)
-        if found is not None and not (side.is_told or other.is_told) and said is not None and normalize.same(found.value, said.value):
-            self._assume(term, said)
-        if found is not None or side.frameworks or other.frameworks or not side.settings:
-            return found
-        shared = [side.default(term, (framework,)) for framework in other.possible(term)]
-        equal = said is not None and all(one is not None and normalize.same(one.value, said.value) for one in shared)
-        if not shared or not equal or said is None:
-            return None
-        self._assume(term, said)
-        return shared[0]
-
-    def _assume(self, term: Term, said: Quantity) -> None:
-        """One side says what frameworks that have its names take by themselves; the program may be of none of them."""
-        self.assumed += [name for name in said.names if name not in self.assumed]
-        self.out.unknown |= set(said.names) if term.severity != HARMLESS else set()
+        unknown = bool(side.settings) and not side.frameworks
+        found = side.default(term, other.frameworks if unknown else ())
+        if found is None and unknown and not other.frameworks:
+            shared = [side.default(term, (framework,)) for framework in other.possible(term)]
+            equal = said is not None and all(one is not None and normalize.same(one.value, said.value) for one in shared)
+            found = shared[0] if shared and equal else None
+        told = side.is_told or other.is_told
+        if found is not None and said is not None and not told and normalize.same(found.value, said.value):
+            self.assumed += [name for name in said.names if name not in self.assumed]
+            self.out.unknown |= set(said.names) if term.severity != HARMLESS else set()  # the program may be of none of these frameworks
+        return found
 
     def _difference(self, term: Term, a: Quantity, b: Quantity) -> None:
         how = BY_DERIVATION if DERIVED in (a.how, b.how) else BY_DEFAULT if DEFAULT in (a.how, b.how) else MAPPING

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch.nn import functional
 
+from msprobe_engine.core.names import OPERATOR_SPACES
 from msprobe_engine.core.operator_traits import NO_OPERATIONS
 
 COMPOSED = frozenset(
@@ -63,9 +64,6 @@ _FUNCTIONAL_CALLERS = {getattr(functional, name).__code__: name for name in _NAM
 _ASKED = frozenset(_DUNDERS) | {method for method, _ in _UNARY.values()} | _NAMED
 
 
-_SPACES = {"aten": "Aten", "npu": "NPU", "atb": "NPU", "mindspeed": "MindSpeed"}
-"""Namespaces of operators that have a prefix of their own; ``npu`` and ``atb`` are those of torch_npu, whose Python names are these
-operators."""
 _VF = frozenset(("lstm",))  # nn.LSTM calls torch._VF.lstm; the same object is torch.lstm
 
 
@@ -108,7 +106,7 @@ class ApiNames:
             space, _, op = packet._qualified_op_name.partition("::")
             if space in ("c10d", "_c10d_functional", "_c10d_functional_autograd", "profiler"):
                 return None
-            return _SPACES.get(space, space), op
+            return OPERATOR_SPACES.get(space, space), op
         owner = getattr(func, "__objclass__", None)
         if owner is not None and issubclass(owner, torch._C.TensorBase):
             return "Tensor", name
