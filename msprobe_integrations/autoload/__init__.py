@@ -35,7 +35,7 @@ FRAMEWORKS = {
 training: of all that see the same one, the probe belongs to the one that knows most (`torch.training.owner`)."""
 NOT_FOLLOWED = ("mindspore", "jax", "tensorflow", "paddle")
 """Frameworks in which no training is found without a word in the program."""
-NEEDS = ("numpy", "yaml", "safetensors")
+NEEDS = ("numpy", "yaml")
 """What the probe imports besides the framework. Below ``msprobe run`` an interpreter may be of an environment that lacks them."""
 _installed = _unfit = False
 

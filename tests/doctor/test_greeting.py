@@ -92,7 +92,7 @@ def test_a_launch_says_it_at_once(site: Path, tmp_path: Path) -> None:
 def test_hints_name_the_distribution_that_pyproject_declares() -> None:
     declared = (Path(__file__).parents[2] / "pyproject.toml").read_text(encoding="utf-8")
     assert f'name = "{NAME}"' in declared
-    assert str(MissingExtraError("pandas", "compare", "a table")).endswith(f"pip install '{NAME}[compare]'")
+    assert str(MissingExtraError("pandas", "pandas", "a table")).endswith(f"pip install '{NAME}[pandas]'")
 
 
 @pytest.mark.parametrize(

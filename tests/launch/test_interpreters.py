@@ -73,7 +73,7 @@ def test_an_environment_without_the_packages(tmp_path: Path) -> None:
     assert (done.returncode, done.stdout) == (0, "None\n")
     (line,) = ln.without_last_words(done.stderr).splitlines()
     assert "the program goes on" in line
-    assert f"{python} lacks package numpy, package yaml, package safetensors; install msprobe there" in line
+    assert f"{python} lacks package numpy, package yaml; install msprobe there" in line
 
 
 def test_nothing_is_imported_for_a_process_without_frameworks(tmp_path: Path) -> None:

@@ -77,9 +77,9 @@ def parse(text: str, kind: str, name: str) -> Any:
 
 def _toml(text: str) -> Any:
     try:
-        import tomllib  # type: ignore[import-not-found, unused-ignore]  # from Python 3.11
-    except ModuleNotFoundError:
-        raise DumpFormatError("TOML is read with Python 3.11 or newer") from None
+        import tomllib  # type: ignore[import-not-found, unused-ignore]
+    except ModuleNotFoundError:  # Python 3.10
+        import tomli as tomllib  # type: ignore[import-not-found, unused-ignore, no-redef]
     return tomllib.loads(text)
 
 

@@ -198,8 +198,6 @@ def compare_rank(target: Path, golden: Path, progress: Progress = _each) -> Rank
         target_step, golden_step = target_files.step(step), golden_files.step(step)
         for name in names:
             agreements[name].append(_agreement(name, target_step.get(name), golden_step.get(name), problems))
-        target_step.close()
-        golden_step.close()
     if not any(v is not None for values in agreements.values() for v in values):
         raise UsageError(f"{target} and {golden}: no parameter can be compared: {'; '.join(problems)}")
     alone = ((path, sorted({*side.steps} - {*steps})) for path, side in ((target, target_files), (golden, golden_files)))

@@ -9,7 +9,7 @@ import stat
 from collections.abc import Iterator
 from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 import numpy.typing as npt
@@ -20,6 +20,8 @@ from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.npy_file import map_array
 from msprobe_engine.formats.grad_probe import layout
 from msprobe_engine.formats.grad_probe.signs import Bytes, packed_size
+from msprobe_engine.formats.tensors.safetensors_file import read_safetensors
+from msprobe_engine.formats.tensors.torch_pickle import FileTensor
 
 _MOST_TABLE_BYTES = 256 << 20
 
@@ -77,7 +79,7 @@ class RankFiles:
             raise DumpFormatError(f"{path}: cannot be read ({error})") from None
 
     def step(self, step: int) -> StepSigns:
-        """The signs of a step; close it after use."""
+        """The signs of a step."""
         return StepSigns(self.directory, step)
 
 
@@ -87,24 +89,22 @@ class StepSigns:
     def __init__(self, directory: Path, step: int) -> None:
         self._folder = directory / f"step{step}"
         self._path = directory / layout.signs_name(step)
-        self._file: Any = None
+        self._packed: dict[str, FileTensor] = {}
         self._shapes: dict[str, tuple[int, ...]] = {}
         if os.path.lexists(self._path):
             self._open()
 
     def _open(self) -> None:
-        from safetensors import SafetensorError, safe_open
-
         _check_file(self._path)
+        file = read_safetensors(self._path)
         try:
-            file: Any = safe_open(self._path, framework="numpy")
-            shapes = parse_json((file.metadata() or {}).get(layout.SHAPES, "{}"))
-            self._shapes = {name: tuple(shapes[name]) for name in file.keys()}  # noqa: SIM118 - it is no mapping
+            shapes = parse_json(file.metadata.get(layout.SHAPES, "{}"))
+            self._shapes = {name: tuple(shapes[name]) for name in file.tensors}
             if not all(type(n) is int and n >= 0 for shape in self._shapes.values() for n in shape):
                 raise ValueError("a shape is no list of sizes")
-        except (OSError, SafetensorError, ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
             raise DumpFormatError(f"{self._path}: is damaged ({error}); the run may have been killed while copying it") from None
-        self._file = file
+        self._packed = file.tensors
 
     def names(self) -> Iterator[str]:
         """Parameters with packed signs."""
@@ -118,9 +118,12 @@ class StepSigns:
         """
         if name in self._shapes:
             shape = self._shapes[name]
-            packed = self._file.get_tensor(name)
-            if packed.dtype != np.uint8 or packed.ndim != 1 or len(packed) != packed_size(math.prod(shape)):
-                raise DumpFormatError(f"{self._path}: '{name}' has {packed.shape} {packed.dtype}, which are not the signs of {list(shape)}")
+            stored = self._packed[name]
+            if stored.dtype != "uint8" or stored.shape != (packed_size(math.prod(shape)),):
+                raise DumpFormatError(f"{self._path}: '{name}' has {stored.shape} {stored.dtype}, which are not the signs of {list(shape)}")
+            packed = np.fromfile(self._path, np.uint8, stored.shape[0], offset=stored.start)
+            if len(packed) < stored.shape[0]:
+                raise DumpFormatError(f"{self._path}: became shorter while it was read; it is being written or copied")
             return Direction(shape, packed, None)
         for stem in (layout.file_stem(name), *([name] if _plain(name) else [])):
             path = self._folder / f"{stem}.npy"
@@ -131,11 +134,6 @@ class StepSigns:
                     raise DumpFormatError(f"{path}: holds {positive.dtype}; directions are bool")
                 return Direction(positive.shape, None, positive)
         return None
-
-    def close(self) -> None:
-        """Let the file go."""
-        self._file = None
-        self._shapes = {}
 
 
 def _plain(name: str) -> bool:

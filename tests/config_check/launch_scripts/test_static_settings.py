@@ -159,7 +159,6 @@ def test_a_settings_file_that_the_script_writes_itself_is_read(tmp_path: Path) -
 
 def test_toml_of_torchtitan(tmp_path: Path) -> None:
     """``--job.config_file`` is read, and a dotted option counts over its key."""
-    pytest.importorskip("tomllib")
     found = collected(
         tmp_path,
         'NGPU=${NGPU:-"8"}\nCONFIG_FILE=${CONFIG_FILE:-"./llama3.toml"}\nPYTORCH_ALLOC_CONF="expandable_segments:True" \\\n'

@@ -33,7 +33,7 @@ def pandas() -> Any:
     Raises:
         MissingExtraError: it is not installed.
     """
-    with needs_extra("pandas", "compare", "a table of tensors"):
+    with needs_extra("pandas", "pandas", "a table of tensors"):
         import pandas as pd
     return pd
 
