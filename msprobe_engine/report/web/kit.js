@@ -113,6 +113,7 @@ const Kit = (() => {
     else { level = LEVELS.findIndex(([most]) => units <= most); label = "kit.units_" + LEVELS[level][1]; }
     return { level, colour: colour("u" + level), ink: colour("u" + level + "-ink"), get label() { return t(label); } };
   }
+  scale.bounds = LEVELS.map(([most]) => most); // how many times round-off a level holds at most
   scale.legend = () => [0, 0.5, 3, 10, 100, 1e5, 1e9, Infinity, NaN].map(scale);
 
   // ---- texts ----

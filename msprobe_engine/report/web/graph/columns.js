@@ -44,6 +44,9 @@ Graph.tone = (columns, i, inside = false) => {
   return flags & FLAG.UNMATCHED && Number.isNaN(units) ? 'unone lonely' : 'u' + Kit.scale(units).level;
 };
 
+// The legend of a single run: each class that `tone` gives there, and its words. Of two runs the legend is the scale of the kit.
+Graph.TONES_OF_ONE = [['ufine', 'graph.legend_finite'], ['ubad', 'graph.legend_bad'], ['ubad hollow', 'graph.legend_bad_inside']];
+
 // One side of one pair, as columns.
 Graph.Columns = class {
   constructor(bytes) {

@@ -42,9 +42,7 @@ Graph.status = (() => {
       make("span", node, text);
     };
     if (!two) {
-      item("ufine", Kit.t("graph.legend_finite"));
-      item("ubad", Kit.t("graph.legend_bad"));
-      item("ubad hollow", Kit.t("graph.legend_bad_inside"));
+      for (const [tone, text] of Graph.TONES_OF_ONE) item(tone, Kit.t(text));
       return;
     }
     if (long) {
@@ -53,8 +51,9 @@ Graph.status = (() => {
       return;
     }
     word(make("span", parent, null, "soft legend-title"), "graph.legend");
-    item("u0", Kit.t("graph.legend_equal"));
-    for (const [level, most] of ["≤ 1", "≤ 4", "≤ 32", "≤ 1024", "≤ 1e6", "> 1e6"].entries()) item("u" + (level + 1), most);
+    const short = (most) => (most < 1e6 ? String(most) : most.toExponential(0).replace("+", ""));
+    const label = (most, level, all) => (level === 0 ? Kit.t("graph.legend_equal") : most < Infinity ? "≤ " + short(most) : "> " + short(all[level - 1]));
+    for (const [level, text] of Kit.scale.bounds.map(label).entries()) item("u" + level, text);
     item("ubad", Kit.t("graph.legend_bad"));
     item("unone lonely", Kit.t("graph.legend_none"));
   }
