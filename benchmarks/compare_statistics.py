@@ -23,6 +23,10 @@ import time
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "frameworks"))
+
+from existing_environment import environment_of
+
 _CALLS = (
     ("Functional.linear.{n}.forward", ([2, 8, 64], [64, 64], [64]), [2, 8, 64], ""),
     ("Torch.softmax.{n}.forward", ([2, 8, 8],), [2, 8, 8], '"dim": {"type": "int", "value": -1}'),
@@ -75,9 +79,10 @@ def tree_memory(pid: int) -> int:
 
 
 def measure(command: list[str]) -> dict[str, float]:
-    """Run a command; wall and CPU seconds, MiB."""
+    """Run a command that begins with its interpreter; wall and CPU seconds, MiB."""
+    environment = environment_of(command[0])
     before, began = resource.getrusage(resource.RUSAGE_CHILDREN), time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True, env=environment)
     peak, done = [0], threading.Event()
 
     def watch() -> None:
@@ -119,7 +124,8 @@ def main() -> None:
             found["tables only"] = measure([*ours, *paths, "-o", str(root / "tables"), "--no_diagnose"])
             found["as 26.2.0"] = measure([*ours, *paths, "-o", str(root / "compat"), "--no_diagnose", "--compat"])
             if args.existing:
-                found["existing 26.2.0"] = measure([args.existing, "compare", *paths, "-o", str(root / "existing")])
+                theirs = [str(Path(args.existing).with_name("python")), args.existing, "compare"]
+                found["existing 26.2.0"] = measure([*theirs, *paths, "-o", str(root / "existing")])
             print(json.dumps(found, indent=1), flush=True)
 
 

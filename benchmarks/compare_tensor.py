@@ -22,6 +22,10 @@ from typing import NamedTuple
 
 import torch
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "frameworks"))
+
+from existing_environment import environment_of
+
 ELEMENTS = 1000
 
 
@@ -68,10 +72,11 @@ def tree_memory(pid: int) -> float:
 
 
 def run(command: list[str]) -> Cost:
-    """Run to the end; exit codes above 1 are an error (1: differences found)."""
+    """Run a command that begins with its interpreter, to the end. It finds differences (1), or what cannot be compared (3), or neither."""
+    environment = environment_of(command[0])
     before = os.times()
     begin = time.perf_counter()
-    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+    process = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=environment)
     peak = [0.0]
     over = threading.Event()
 
@@ -86,7 +91,7 @@ def run(command: list[str]) -> Cost:
     thread.join()
     wall = time.perf_counter() - begin
     after = os.times()
-    if process.returncode not in (0, 1):
+    if process.returncode not in (0, 1, 3):
         raise SystemExit(f"{' '.join(command)} failed:\n{errors.decode()[-2000:]}")
     return Cost(wall, after.children_user + after.children_system - before.children_user - before.children_system, peak[0])
 
@@ -103,8 +108,9 @@ def main() -> None:
         make(root, arguments.tensors)
         sides = ["compare", "-tp", str(root / "target" / "dump.json"), "-gp", str(root / "golden" / "dump.json"), "-o"]
         ours = [sys.executable, "-m", "msprobe_engine.cli", *sides, str(root / "ours")]
+        programs = arguments.existing / "bin"
         commands = {
-            "26.2.0": [str(arguments.existing / "bin" / "msprobe"), *sides, str(root / "theirs")],
+            "26.2.0": [str(programs / "python"), str(programs / "msprobe"), *sides, str(root / "theirs")],
             "this tool": ours,
             "this tool, --compat": [*ours, "--compat"],
         }

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import socket
 import statistics
@@ -25,7 +24,11 @@ import time
 from pathlib import Path
 from typing import Any
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "frameworks"))
+
+from existing_environment import environment_of
+
+HERE = Path(__file__).resolve().parent
 STATISTICS = [f"statistics-{level}-{mode}" for mode in ("statistics", "md5", "digest") for level in ("L0", "L1", "mix")]
 TENSORS = ["tensor-L0-files", "tensor-L0-packed", "tensor-mix-files", "tensor-mix-packed"]
 PARTS = ["statistics", "tensors", "sizes", "import"]
@@ -47,7 +50,7 @@ class Worker:
         self.out = out
         self.log = open(f"{out}.log", "w")  # noqa: SIM115 - lives as long as the processes
         command = [python, str(HERE / "dump_worker.py"), "--tool", tool, "--mode", mode, "--workload", workload, "--out", str(out)]
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "MSPROBE_LOG_LEVEL": "3"}
+        environment = environment_of(python) | {"MSPROBE_LOG_LEVEL": "3"}
         if ranks > 1:
             environment |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port()), "WORLD_SIZE": str(ranks)}
         self.processes = [
@@ -235,10 +238,11 @@ def sizes_part(a: argparse.Namespace) -> None:
 def import_part(a: argparse.Namespace) -> None:
     """Seconds that the import of the debugger takes beyond torch, both compiled to bytecode."""
     code = "import time, torch; t = time.perf_counter(); from msprobe.pytorch import PrecisionDebugger; print(time.perf_counter() - t)"
-    environment = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
     print("\n| tool | import beyond torch, s |\n|---|---|")
     for name, python in (("ours", sys.executable), ("existing", a.existing)):
         if python:
+            environment = environment_of(python)
+            environment.pop("PYTHONDONTWRITEBYTECODE", None)
             runs = [
                 subprocess.run([python, "-c", code], env=environment, capture_output=True, text=True, check=True).stdout
                 for _ in range(a.rounds + 1)

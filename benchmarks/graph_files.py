@@ -22,6 +22,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "frameworks"))
+
+from existing_environment import environment_of
+
 OURS = "import sys; from msprobe_engine.cli.main import main; sys.exit(main(sys.argv[1:]))"
 THEIRS = "import sys; from msprobe.msprobe import main; main()"
 MODULES = (
@@ -104,7 +108,7 @@ class Dump:
 
 def measured(command: list[str], out: Path) -> tuple[float, float, float]:
     """Wall and CPU seconds and MiB of a process and those it starts."""
-    environment = os.environ | {"OMP_NUM_THREADS": "1"}
+    environment = environment_of(command[0])
     begun = time.monotonic()
     with (out.parent / f"{out.name}.log").open("w") as log:
         process = subprocess.Popen(command, stdout=log, stderr=log, env=environment, cwd=out.parent)

@@ -15,13 +15,16 @@ from __future__ import annotations
 import argparse
 import contextlib
 import json
-import os
 import shutil
 import statistics
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "frameworks"))
+
+from existing_environment import environment_of
 
 HERE = Path(__file__).resolve().parent
 MODES = ["idle", "L0", "L1", "mix", "tensor-L0", "tensor-mix", "gradients", "moments", "activations", "everything"]
@@ -32,7 +35,7 @@ class Worker:
     """One tool in one mode, stopped until asked to run; `failed` says with which words it ended before it was told to."""
 
     def __init__(self, python: str, tool: str, mode: str, workload: str, out: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": "1", "GLOG_v": "3", "MSPROBE_LOG_LEVEL": "3"}
+        environment = environment_of(python) | {"GLOG_v": "3", "MSPROBE_LOG_LEVEL": "3"}
         command = [python, str(HERE / "mindspore_worker.py"), "--tool", tool, "--mode", mode, "--workload", workload, "--out", str(out)]
         self.out = out
         self.failed = ""

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import shutil
 import statistics
 import subprocess
@@ -21,7 +20,11 @@ import sys
 import tempfile
 from pathlib import Path
 
-HERE = Path(__file__).parent
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "tests" / "frameworks"))
+
+from existing_environment import environment_of
+
+HERE = Path(__file__).resolve().parent
 MODES = ["idle", "L0", "L1", "mix", "digest-L0", "digest-L1", "md5-L0", "md5-L1", "gradients"]
 ONLY_OURS = {"digest-L0", "digest-L1"}
 ONLY_EXISTING = {"md5-L0", "md5-L1"}
@@ -31,7 +34,7 @@ class Worker:
     """One tool in one mode, stopped until asked to run."""
 
     def __init__(self, python: str, tool: str, mode: str, a: argparse.Namespace, out: Path) -> None:
-        environment = {**os.environ, "OMP_NUM_THREADS": str(a.threads), "MSPROBE_LOG_LEVEL": "3"}
+        environment = environment_of(python) | {"OMP_NUM_THREADS": str(a.threads), "MSPROBE_LOG_LEVEL": "3"}
         command = [python, str(HERE / "overhead_worker.py"), "--tool", tool, "--mode", mode, "--workload", a.one_workload]
         command += ["--threads", str(a.threads), "--device", a.device, "--out", str(out)]
         self.out = out
