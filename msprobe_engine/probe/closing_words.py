@@ -24,6 +24,7 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import ProbeSettings
 from msprobe_engine.core.text.ranges import steps_text
 from msprobe_engine.core.text.words import size
+from msprobe_engine.core.window import of_monitor
 from msprobe_engine.formats.dump.find_dumps import IN_RUN, INCIDENTS
 from msprobe_engine.formats.monitor.alert_order import in_order
 from msprobe_engine.formats.monitor.anomalies import from_alert
@@ -55,6 +56,7 @@ class ClosingWords:
         self._settings = settings
         self._world_size = world_size
         self.steps = 0
+        self._window = of_monitor(settings.monitor) if settings.monitor is not None else None
         self._first: int | None = None
         self._last = 0
         self._looked_at = 0
@@ -74,9 +76,8 @@ class ClosingWords:
         looked_at = bool(frame.samples or frame.entries)
         self._looked_at += looked_at
         seconds = frame.scalars.get("step_seconds")
-        monitor = self._settings.monitor
-        dense = monitor is not None and frame.step < monitor.start_step + monitor.first_steps
-        if seconds is not None and self.steps > _FIRST and not dense:
+        first = self._window is not None and self._window.is_first(frame.step)
+        if seconds is not None and self.steps > _FIRST and not first:
             self._seconds[looked_at].append(seconds)
 
     def add_alerts(self, alerts: Iterable[Alert]) -> None:

@@ -24,7 +24,7 @@ from msprobe_engine.core.settings import text
 from msprobe_engine.core.settings.hot import file_state
 from msprobe_engine.core.settings.load import read_settings, recognise
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
-from msprobe_engine.core.window import Window
+from msprobe_engine.core.window import Window, of_monitor
 from msprobe_engine.probe.incident.notify import MAX_BYTES, Notifier
 
 KIND = "settings"
@@ -219,5 +219,4 @@ def switched_off(raw: bytes, path: Path) -> bytes | None:
 
 def _window(settings: ProbeSettings) -> Window:
     """The steps that some rank monitors: the end of the collection does not depend on which."""
-    monitor = settings.monitor or MonitorSettings(enabled=False)
-    return Window((), (), start=monitor.start_step, interval=monitor.interval, first=monitor.first_steps, times=monitor.collect_times)
+    return of_monitor(settings.monitor or MonitorSettings(enabled=False))

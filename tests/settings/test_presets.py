@@ -9,7 +9,7 @@ import pytest
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.presets import PRESETS, describe, preset_file
-from msprobe_engine.core.window import Window
+from msprobe_engine.core.window import Window, of_monitor
 from msprobe_engine.probe.rules.build import build_rules
 
 Capture = pytest.CaptureFixture[str]
@@ -53,11 +53,13 @@ def test_what_is_watched_in_one_line(name: str, changes: tuple[str, ...], said: 
 
 
 def test_the_first_steps_are_all_watched() -> None:
-    """A run of some dozen steps is seen whole; a long one pays a tenth."""
+    """A run of some dozen steps is seen whole; a long one pays a tenth. They are those of this process: one that goes on from a checkpoint
+    learns anew what is usual."""
     monitor = load_settings(preset_file("watch")).monitor
     assert monitor is not None
-    window = Window(start=monitor.start_step, interval=monitor.interval, first=monitor.first_steps)
+    window, resumed = of_monitor(monitor), of_monitor(monitor)
     assert [step for step in range(125) if window.is_wanted(step, 0)] == [*range(100), 100, 110, 120]
+    assert [step for step in range(5003, 5125) if resumed.is_wanted(step, 0)] == [*range(5003, 5103), 5110, 5120]
     later = Window(start=7, interval=5, first=2)
     assert [step for step in range(20) if later.is_wanted(step, None)] == [7, 8, 12, 17]
 

@@ -191,7 +191,7 @@ class MonitorSettings:
     print_struct: bool = _rule(False, "write shapes and dtypes of every module in the first monitored step")
     start_step: int = _rule(0, "first step", minimum=0)
     interval: int = _rule(1, "every so many steps", minimum=1)
-    first_steps: int = _rule(0, "so many steps from the first one are all monitored, whatever `interval` is", minimum=0)
+    first_steps: int = _rule(0, "so many steps from the first one of this process are all monitored, whatever `interval` is", minimum=0)
     collect_times: int = _rule(100_000_000, "stop after so many monitored steps", minimum=0)
     hot: bool = _rule(False, "follow this section of the file while the training runs")
     rank: tuple[int, ...] = _ranks("ranks that monitor, [] is all")

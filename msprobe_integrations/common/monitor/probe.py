@@ -18,7 +18,7 @@ from typing import Any, TypeVar
 from msprobe_engine.core.guard import is_of_training
 from msprobe_engine.core.records import Frame, TensorRef
 from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings
-from msprobe_engine.core.window import Window
+from msprobe_engine.core.window import Window, of_monitor
 from msprobe_engine.probe.output_claims import OutputClaims
 from msprobe_engine.probe.session import Session
 from msprobe_engine.probe.sinks.base import Sink
@@ -366,9 +366,7 @@ class Probe(ProbeBase):
 
 
 def _window_of(m: MonitorSettings | None) -> Window | None:
-    if m is None:
-        return None
-    return Window(m.rank, (), start=m.start_step, interval=m.interval, first=m.first_steps, times=m.collect_times)
+    return None if m is None else of_monitor(m, m.rank)
 
 
 def _stop_in_fork(probe: Probe | None) -> None:
