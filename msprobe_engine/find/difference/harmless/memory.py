@@ -74,11 +74,11 @@ def _writes_over(walker: PairedRank, op: int, depth: int) -> bool:
 
 
 def is_destination(walker: PairedRank, row: int) -> bool:
-    """What a tensor held before a call that writes over all of it goes nowhere."""
-    function = _function_of(walker, walker.side.op[row])
+    """What a tensor held before a call that writes over all of it (``out=`` of any call) goes nowhere."""
+    function, name = _function_of(walker, walker.side.op[row]), walker.side.name[row]
     if walker.side.role[row] != INPUT:
         return False
-    return function in OVERWRITES or (function == "copy_" and walker.side.name[row].endswith(".input.0"))
+    return function in OVERWRITES or name.endswith(".input.out") or (function == "copy_" and name.endswith(".input.0"))
 
 
 def is_moved_or_written_over(walker: PairedRank, row: int) -> bool:

@@ -189,17 +189,21 @@ class IncomingNoise(NoiseNotes):
         if depth >= bridges.MOST:
             return None
         side = walker.side
-        went_in = [
-            self._find_producer_noise(other, unit, depth + 1) or self._of_parameter(other) or self._estimate_unrecorded_noise(unit, other)
-            for other in side.rows(op)
-            if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0
-        ]
-        if not went_in:
+        known: list[tuple[Noise, Noise]] = []
+        unknown: list[tuple[Noise, Noise]] = []
+        for other in side.rows(op):
+            if side.role[other] in (INPUT, PARAMETERS) and roundoff.eps(side.dtype[other]) > 0:
+                found = self._find_producer_noise(other, unit, depth + 1) or self._of_parameter(other)
+                (known if found else unknown).append(found or self._estimate_unrecorded_noise(unit, other))
+        if not known and not unknown:
             return None
         kind = walker.target.kinds[op]
-        simple = len(kind) == 3 and any(kind[2] in known for known in _SIMPLE)
-        gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN  # gains are not compounded
-        with_faults, clean = (grow_noise(largest(noises[k] for noises in went_in), unit, gain) for k in (0, 1))
+        simple = len(kind) == 3 and any(kind[2] in calls for calls in _SIMPLE)
+        gain = 1.0 if depth else propagation.ELEMENTWISE_GAIN if simple else propagation.MODULE_GAIN
+        # gains are not compounded: what is unknown has grown by one
+        with_faults, clean = (
+            largest((grow_noise(largest(noises[k] for noises in known), unit, gain), *(noises[k] for noises in unknown))) for k in (0, 1)
+        )
         return with_faults, clean
 
     def _came_through(self, pair: int) -> float:
