@@ -190,6 +190,19 @@ def test_a_parameter_that_is_trained_no_more(how: str, tmp_path: Path) -> None:
     assert len(alerts) == len({a.name for a in alerts})
 
 
+def test_gradients_of_a_module_that_are_set_to_zero(tmp_path: Path) -> None:
+    """Said to be zero, of which module, and since when."""
+
+    def fault(step: Step) -> None:
+        if step.number >= START:
+            for parameter in step.model.layers[0].parameters():
+                parameter.grad.zero_()
+
+    recorder = run(tmp_path, START + 8, after_backward=fault, monitor=MonitorSettings(gradients=True))
+    (first, *others) = [a for a in recorder.alerts if a.rule == "untrained_parameter"]
+    assert f"exact zeros, as all {len(others) + 1} parameters of layers, since step {START} (3 monitored steps)" in first.message
+
+
 def test_a_layer_that_is_frozen_after_two_looks(tmp_path: Path) -> None:
     """As where every tenth step is looked at: after three looks without a gradient."""
 

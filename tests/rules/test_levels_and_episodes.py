@@ -5,11 +5,13 @@ from __future__ import annotations
 import math
 
 import numpy as np
+import pytest
 from frames_of_lists import frame_of
 from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.records import Sample
+from msprobe_engine.probe.rules.builtin.parameters.layer_gradients import VanishingGradientRule
 from msprobe_engine.probe.rules.layout import LayoutCache
 from msprobe_engine.probe.rules.stateful_rule import layer_of
 from msprobe_engine.probe.rules.tracked_series import Episodes, Level, RunningMedian, Watch
@@ -116,3 +118,12 @@ def test_unknown_until_warm() -> None:
             level.add(distance, ONE, YES)
         assert said[:3] == [True, True, True]
         assert not said[-1]
+
+
+@pytest.mark.parametrize(("loss_falls", "fires"), [(True, False), (False, True)])
+def test_gradients_that_fall_with_the_loss(loss_falls: bool, fires: bool) -> None:
+    """A task that is learned has no gradient any more, as its loss has none: nothing vanishes. That of a loss that stays has."""
+    rule = VanishingGradientRule()
+    left = [1.0] * 30 + [10.0**-i for i in range(8)] + [1e-8] * 20
+    frames = [frame_of({"layers.0.w": [x, -x]}, scalars={"loss": x if loss_falls else 1.0}, step=i) for i, x in enumerate(left)]
+    assert bool([alert for frame in frames for alert in rule.check(frame)]) == fires

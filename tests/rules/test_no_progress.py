@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -28,6 +29,31 @@ def test_all_gradients_zero() -> None:
     assert (alert.name, alert.kind, alert.severity) == ("all reduced gradients", "grad", "warning")
     rule = NoProgressRule(NoProgressArgs(patience=1))
     assert rule.check(frame_of({"a": [0.0], "b": [0.0, 1e-30]})) == []
+
+
+def _steps(rule: NoProgressRule, losses: list[float], zero: Callable[[int], bool]) -> list[str]:
+    """What is said of trainings with these losses, whose gradients are all zero in some steps."""
+    frames = [frame_of({"a": [0.0 if zero(i) else 1.0]}, scalars={"loss": loss}, step=i) for i, loss in enumerate(losses)]
+    return [alert.message for frame in frames for alert in rule.check(frame)]
+
+
+def test_gradients_that_are_zero_in_every_other_step() -> None:
+    """They are set to zero before the update: the losses of these steps are as those of others. Said once. Where nothing was left to learn
+    from a batch, its loss shows it: the least, or that of all such batches."""
+    draw = np.random.default_rng(3)
+    losses = [5.0 + 0.1 * float(draw.standard_normal()) for _ in range(60)]
+    (said,) = _steps(NoProgressRule(), losses, lambda i: i >= 20 and i % 2 == 0)
+    assert "exactly zero at the update in 10 of the last" in said
+    assert not _steps(NoProgressRule(), [0.0 if i % 2 else loss - 5.0 for i, loss in enumerate(losses)], lambda i: i % 2 == 1)
+    assert not _steps(NoProgressRule(), [1.0 + (0.0 if i % 2 else loss) for i, loss in enumerate(losses)], lambda i: i % 2 == 1)
+    assert not _steps(NoProgressRule(), losses, lambda i: i % 12 == 0)  # a batch without labels now and then
+
+
+@pytest.mark.parametrize(("way", "fires"), [((5.0, 1.0, 0.1), False), ((5.0, 4.9, 4.8), True)], ids=["learned", "labels lost"])
+def test_a_task_that_is_learned_is_no_standstill(way: tuple[float, ...], fires: bool) -> None:
+    """A loss that has come down to nothing on its way leaves nothing to learn; one that is nothing at once has lost its labels."""
+    said = _steps(NoProgressRule(), [*way, *[0.0] * 40], lambda i: i >= 3)
+    assert bool(said) == fires
 
 
 def test_parameters_that_stay() -> None:

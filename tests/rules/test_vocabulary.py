@@ -126,6 +126,7 @@ def test_loss_spike(seed: int, jump: float) -> None:
 
 @given(st.integers(0, 1000), st.floats(-4.0, 1.0), st.floats(0.0, 0.05))
 @example(0, 1.0, 0.03125)
+@example(412, 0.0, 0.003048519434743725)
 @settings(max_examples=20, deadline=None)
 def test_loss_around_zero(seed: int, level: float, slope: float) -> None:
     """A loss that becomes negative step by step (a likelihood, a critic) does not fall at once, one that leaves all it had does."""

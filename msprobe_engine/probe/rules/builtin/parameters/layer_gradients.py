@@ -18,6 +18,7 @@ from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import ORDER
+from msprobe_engine.probe.rules.fallen_loss import Fall
 from msprobe_engine.probe.rules.stateful_rule import LastingRule, layer_of
 from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes, Level, Mask, Slots, View, Watch
 
@@ -85,8 +86,9 @@ class VanishingGradientArgs(LayerGradientArgs):
 
 
 class VanishingGradientRule(LayerGradientRule[VanishingGradientArgs]):
-    """Warnings for layers whose gradient (root mean square) has fallen below `drop` times its own level, or is below `share` times
-    that of the median layer. A gradient of exact zeros is no vanishing one: nothing was computed for it."""
+    """Warnings for layers whose gradient (root mean square) has fallen below `drop` times its own level, and so much further than the loss
+    has (a task that is learned has none left), or is below `share` times that of the median layer. A gradient of exact zeros is no
+    vanishing one: nothing was computed for it."""
 
     name = "vanishing_gradient"
     fires = "the gradient of a layer falls to almost nothing, against its own past or against the other layers"
@@ -98,20 +100,26 @@ class VanishingGradientRule(LayerGradientRule[VanishingGradientArgs]):
     all_kinds = ("grad",)
     args_type = VanishingGradientArgs
 
+    def setup(self) -> None:
+        super().setup()
+        self._loss = Fall(self.args.window, self.args.warmup)
+
     def check(self, frame: Frame) -> list[Alert]:
         view = self._watch.of(frame) if frame.complete else None
+        fall = self._loss.of(frame) if frame.complete else 0.0
         if view is None:
             return []
         rms, healthy, _ = self._rms(frame, view)
         distance = self._level.measure(rms, view.seen, healthy)
         others = float(np.median(rms[healthy])) if int(healthy.sum()) >= 3 else 0.0
-        low = distance.away < math.log(self.args.drop)
+        low = distance.away < math.log(self.args.drop) + fall
         bad = low | (healthy & (rms < self.args.share * others))
         self._level.add(distance, view.seen, healthy & ~low)
 
         def words(value: float, level: float) -> tuple[str, str]:
-            against = value < self.args.drop * level
-            expected = f"at least {number(self.args.drop * level if against else self.args.share * others)}"
+            least = self.args.drop * math.exp(fall) * level
+            against = value < least
+            expected = f"at least {number(least if against else self.args.share * others)}"
             return expected, f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"
 
         return self._say_layers(frame, view, rms, bad, words)

@@ -34,8 +34,10 @@ class UntrainedParameterArgs(CommonArgs):
 
 @dataclass
 class _Gap:
-    """Of one parameter that has been without a gradient: how long it is now; how long at most before, and in all, in how many gaps."""
+    """Of one parameter that has been without a gradient: since which step and how long it is now; how long at most before, and in all, in
+    how many gaps."""
 
+    since: int = 0
     steps: int = 0
     longest: int = 0
     past: int = 0
@@ -83,7 +85,7 @@ class UntrainedParameterRule(Rule):
             return []
         self._steps += 1
         most = 2 * len(without) > len(without.union(self._names))  # of one branch alone there may be a reason
-        fired = [name for name in sorted(without) if self._lasts(name, frame.untrained.get(name) == FROZEN, most)]
+        fired = [name for name in sorted(without) if self._lasts(name, frame, most)]
         for name, gap in self._gaps.items():
             if name not in without and gap.steps:
                 gap.longest, gap.past, gap.ended = max(gap.longest, gap.steps), gap.past + gap.steps, gap.ended + 1
@@ -95,7 +97,7 @@ class UntrainedParameterRule(Rule):
             for name, why in sorted(outside.items())
             if self._outside[name] == (1 if why == LEFT_OPTIMIZER else self.args.patience)
         ]
-        alerts += [self._alert(frame, name, self._describe_gap(name), self._gaps[name].steps) for name in fired]
+        alerts += [self._alert(frame, name, self._describe_gap(name, frame, without), self._gaps[name].steps) for name in fired]
         return note_rest(alerts[: self.args.max_alerts], len(alerts))
 
     def _without(self, frame: Frame) -> set[str] | None:
@@ -117,20 +119,21 @@ class UntrainedParameterRule(Rule):
         names |= {name for name, why in frame.untrained.items() if why not in _OUTSIDE}
         return {name for name in names if not EXPERT.match(name) and not is_excluded(name, self.args.exclude)}
 
-    def _lasts(self, name: str, is_frozen: bool, most: bool) -> bool:
+    def _lasts(self, name: str, frame: Frame, most: bool) -> bool:
         """One more step without: is it to be said? `most`: more than half of the parameters are without."""
         gap = self._gaps.get(name)
         if gap is None:
             gap = self._gaps[name] = _Gap()
             self._alike.setdefault(kind_of(name), []).append(gap)
             self._known[name] = self._steps - 1  # it had one in all steps before
+        gap.since = gap.since if gap.steps else frame.step
         gap.steps += 1
         if gap.said:
             return False
         had = self._known[name] > 0 or gap.longest > 0
         never = min(self.args.never, self.args.patience) if most else self.args.never
         enough = gap.steps >= self.args.patience and gap.steps > _LONGER * gap.longest if had else gap.steps >= never
-        gap.said = enough and (is_frozen or self._chance(name, had) < _CHANCE)
+        gap.said = enough and (frame.untrained.get(name) == FROZEN or self._chance(name, had) < _CHANCE)
         return gap.said
 
     def _chance(self, name: str, had: bool) -> float:
@@ -140,10 +143,28 @@ class UntrainedParameterRule(Rule):
         alike = [gap for gap in self._alike[kind_of(name)] if gap.past or (had and gap is own)]
         return max(((gap.ended + 1) * _succeed(self._steps - gap.steps, gap.past, own.steps) for gap in alike), default=0.0)
 
-    def _describe_gap(self, name: str) -> str:
+    def _describe_gap(self, name: str, frame: Frame, without: set[str]) -> str:
         gap = self._gaps[name]
-        before = "was there before" if self._known[name] or gap.longest else "was never there"
-        return f"without a gradient, which {before}, for {gap.steps} monitored steps"
+        had = self._known[name] > 0 or gap.longest > 0
+        if name in frame.untrained:
+            what, before = "without a gradient", "was there before" if had else "was never there"
+        else:
+            what, before = "with a gradient of exact zeros", "was not zero before" if had else "was always zero"
+        module, count = self._find_module(name, without)
+        alike = f", as all {count} parameters of {module}," if count > 1 else ""
+        return f"{what}{alike} since step {gap.since} ({gap.steps} monitored steps); it {before}"
+
+    def _find_module(self, name: str, without: set[str]) -> tuple[str, int]:
+        """The largest module that this parameter is in and of which all parameters are without, and how many those are."""
+        known = without.union(self._names)
+        found, count = "", 0
+        module = name.rpartition(".")[0]
+        while module:
+            inside = {other for other in known if other.startswith(f"{module}.")}
+            if not inside <= without:
+                break
+            found, count, module = module, len(inside), module.rpartition(".")[0]
+        return found, count
 
     def _alert(self, frame: Frame, name: str, seen: str, steps: int) -> Alert:
         return scalar_alert(frame, name, "grad", rule=self, value=float(steps), expected="a parameter that is trained", seen=seen)

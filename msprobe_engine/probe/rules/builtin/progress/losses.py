@@ -189,8 +189,8 @@ class _Past:
         if self.is_early:
             return False
         smallest, (median, scatter, expected) = min(self.values), _usual(np.array(self.values))
-        # a loss that goes below 0 has no part of itself to go by: it is held to how far it has fallen within the window
-        self.least = smallest - (1.0 - args.fall) * (smallest if value >= 0.0 else max(abs(smallest), median - smallest))
+        # a loss that goes below 0 has no part of itself to go by: it is held to how far it went within the window
+        self.least = smallest - (1.0 - args.fall) * (smallest if value >= 0.0 else max(abs(smallest), max(self.values) - smallest))
         if not value < min(self.least, min(median, expected) - args.threshold * scatter):
             return False
         self.of, self.median = "", median

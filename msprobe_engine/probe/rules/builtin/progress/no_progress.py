@@ -5,7 +5,9 @@ That no step goes by at all cannot be seen from inside a frame; the Prometheus a
 
 from __future__ import annotations
 
+import itertools
 import math
+import statistics
 from collections import deque
 from dataclasses import dataclass
 
@@ -18,9 +20,13 @@ from msprobe_engine.core.statistics.rows import COUNT, DIGEST, FLAGS, HAS_DIGEST
 from msprobe_engine.probe.rules.alert_factory import scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import Rule
+from msprobe_engine.probe.rules.fallen_loss import Remainder
 from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.layout import Layout
 
+GRADIENTS = "all reduced gradients"
+_AMONG, _GAPS = 5, 2
+"""Among how many times `patience` steps gradients that come and go are counted, and how often they have to have come again."""
 _KNOWN, _KEPT, _EVEN = 3, 10, 0.2
 """How many times `patience` losses have to be there and are kept, and part of their usual bend that is an even fall."""
 
@@ -47,19 +53,42 @@ class _Scatter:
         return bool((steps[-last:] < 0.0).all() and bends[1 - last :].max() < _EVEN * np.median(bends[:-last]))
 
 
+class _ComeAndGo:
+    """Whether gradients are exactly zero in some steps, other ones in between, whose losses are like those of the other steps. A batch that
+    leaves nothing to learn (a margin that is kept, answers that are all as good) has a loss of its own: the least, or always the same."""
+
+    def __init__(self, patience: int) -> None:
+        self._steps: deque[tuple[bool, float]] = deque(maxlen=_AMONG * patience)
+        self._patience = patience
+
+    def __len__(self) -> int:
+        return len(self._steps)
+
+    def count(self, zero: bool, loss: float) -> int:
+        """One more step: how many of the last ones are without gradients, 0 where it is no such case."""
+        self._steps.append((zero, loss))
+        without, others = ([loss for is_zero, loss in self._steps if is_zero == wanted] for wanted in (True, False))
+        seen = [is_zero for is_zero, _ in self._steps]
+        gaps = sum(before and not after for before, after in itertools.pairwise(seen))
+        if len(without) < self._patience or gaps < _GAPS or not all(map(math.isfinite, without)):
+            return 0
+        return len(without) if 2 * len(set(without)) > len(without) and statistics.median(without) > min(others) else 0
+
+
 class NoProgressRule(Rule):
     """Warnings when for `patience` frames in a row the loss is bitwise the same, all reduced gradients are exactly zero, all
     updated parameters are the same (by digest where it was taken, else by five statistics), or all learning rates are 0 after they were
-    not. And when a loss that scattered falls smoothly for so many steps: it is that of one batch over and over.
+    not. And when a loss that scattered falls smoothly for so many steps: it is that of one batch over and over; or when gradients are
+    all zero in so many of the last steps, again and again, and the losses of these steps are as those of others.
 
     Steps with learning rate 0 say nothing about parameters, nor do those of which the optimizer updates a finer copy. What a frame does
-    not hold is not judged.
+    not hold is not judged, nor is a task that is learned: a loss that has come down to nothing has no gradient.
     """
 
     name = "no_progress"
     fires = (
         "`patience` monitored steps with the same loss, with all reduced gradients exactly zero, with unchanged parameters, with a "
-        "learning rate that has become 0, or with a loss that has stopped to scatter"
+        "learning rate that has become 0, or with a loss that has stopped to scatter; or gradients that are all zero in every few steps"
     )
     meaning = "Nothing is learned: a learning rate of 0, a graph that is cut off, frozen parameters, or the same batch over and over."
     next = "check learning rate, requires_grad and the data loader"
@@ -70,8 +99,10 @@ class NoProgressRule(Rule):
     def setup(self) -> None:
         self._same: dict[str, int] = {}
         self._losses: dict[str, float] = {}
+        self._left: dict[str, Remainder] = {}
         self._scatter: dict[str, _Scatter] = {}
-        self._even: set[str] = set()
+        self._come_and_go = _ComeAndGo(self.args.patience)
+        self._said: set[str] = set()
         self._had_rate = False
         self._params: npt.NDArray[np.int64] | None = None
         self._layout: Layout | None = None
@@ -81,11 +112,17 @@ class NoProgressRule(Rule):
         """Alerts for one frame; a step that was cut off, or whose update was skipped, is not looked at."""
         if not frame.complete or frame.skipped:
             return []
+        losses = {name: value for name, value in frame.scalars.items() if scalar_kind(name) == "loss"}
+        nothing = {name: self._left.setdefault(name, Remainder()).is_nothing(value) for name, value in losses.items()}
+        same = {name: self._loss_stays(name, value) for name, value in losses.items()}
+        if nothing and all(nothing.values()):
+            self._same.clear()
+            return []
         alerts: list[Alert] = []
         if "loss" in self.kinds:
-            for name, value in frame.scalars.items():
-                if scalar_kind(name) == "loss":
-                    alerts += self._count(frame, name, "loss", self._loss_stays(name, value), value, "unchanged", "a loss that changes")
+            for name, value in losses.items():
+                if not nothing[name]:
+                    alerts += self._count(frame, name, "loss", same[name], value, "unchanged", "a loss that changes")
                     alerts += self._evenly(frame, name, value)
         if "grad" in self.kinds:
             rows = self._rows_of(frame, "grad_reduced")
@@ -93,7 +130,9 @@ class NoProgressRule(Rule):
             if zero is None and NO_GRADIENT in frame.untrained.values():
                 zero = True
             what = "exactly zero" if len(rows) else "not there at the update"
-            alerts += self._count(frame, "all reduced gradients", "grad", zero, 0.0, what, "gradients other than zero")
+            alerts += self._count(frame, GRADIENTS, "grad", zero, 0.0, what, "gradients other than zero")
+            if zero is not None and losses:
+                alerts += self._again_and_again(frame, zero, next(iter(losses.values())))
         if "param" in self.kinds:
             still = self._params_stay(frame)
             alerts += self._count(frame, "all parameters", "param", still, 0.0, "unchanged by the optimizer step", "parameters that change")
@@ -108,13 +147,25 @@ class NoProgressRule(Rule):
     def _evenly(self, frame: Frame, name: str, value: float) -> list[Alert]:
         """Of a loss that has stopped to scatter, once. Where it is known to be that of one batch, ``repeated_batch`` says it."""
         scatter = self._scatter.setdefault(name, _Scatter(self.args.patience))
-        if not math.isfinite(value) or not scatter.is_gone(value) or name in self._even or frame.facts.get(BATCH_AGE) == 1.0:
+        if not math.isfinite(value) or not scatter.is_gone(value) or name in self._said or frame.facts.get(BATCH_AGE) == 1.0:
             return []
         if any(pattern in name for pattern in self.args.exclude):
             return []
-        self._even.add(name)
+        self._said.add(name)
         seen = f"value {value!r}, falls smoothly for {self.args.patience} steps and scattered before: the same batch over and over?"
         return [scalar_alert(frame, name, "loss", rule=self, value=value, expected="the scatter of other batches", seen=seen)]
+
+    def _again_and_again(self, frame: Frame, zero: bool, loss: float) -> list[Alert]:
+        """Of gradients that are zero in every few steps, once."""
+        count = self._come_and_go.count(zero, loss)
+        if not count or GRADIENTS in self._said or any(pattern in GRADIENTS for pattern in self.args.exclude):
+            return []
+        self._said.add(GRADIENTS)
+        seen = (
+            f"exactly zero at the update in {count} of the last {len(self._come_and_go)} monitored steps, again and again, although their "
+            "losses are as those of others: are they set to zero before the update?"
+        )
+        return [scalar_alert(frame, GRADIENTS, "grad", rule=self, value=0.0, expected="gradients other than zero", seen=seen)]
 
     def _count(self, frame: Frame, name: str, kind: str, stays: bool | None, value: float, what: str, expected: str) -> list[Alert]:
         if stays is None:
