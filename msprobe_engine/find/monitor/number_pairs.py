@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.core.records import UPDATES_MADE
+from msprobe_engine.core.records import BATCH_DIGEST, UPDATES_MADE
 from msprobe_engine.formats.monitor.alert_order import Moment, order_of
 from msprobe_engine.formats.monitor.anomalies import word_of
 from msprobe_engine.formats.monitor.reader import Run
@@ -25,6 +25,11 @@ _OF_GROUPS = re.compile(r"(.+)_group_\d+")
 _OUTPUT = re.compile(r"output_?.*")
 OF_THE_MACHINE = re.compile(r"seconds|time|per_sec|throughput|t?flops|memory|bytes|elapsed", re.I)
 """Numbers of the step that say how fast it went: no two runs have the same."""
+
+
+def is_compared(name: str) -> bool:
+    """A number of the step that the training itself has made; which batch it had is asked by itself (`find.monitor.given_batches`)."""
+    return not OF_THE_MACHINE.search(name) and name != BATCH_DIGEST
 
 
 class Number(NamedTuple):
@@ -94,7 +99,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         of_rank = [{name: series for name, series in one.scalars(rank).items() if name not in regrouped} for one in (run, other)]
         scalars, theirs = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
         for k, (one, two) in enumerate(((run, other), (other, run))):
-            numbers = {name: one for name, one in of_rank[k].items() if not OF_THE_MACHINE.search(name) and name != UPDATES_MADE}
+            numbers = {name: one for name, one in of_rank[k].items() if is_compared(name) and name != UPDATES_MADE}
             numbers = {name: one for name, one in numbers.items() if not _is_no_scale(name, one)}
             alone[k].extend(_list_unpaired_numbers(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
             for family in one.families(rank):
@@ -106,7 +111,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                     besides = given_besides(here, table)
                     mine = {key: series for key, series in here.items() if key.name not in besides}
                     alone[k].extend(_list_unpaired_numbers(mine, table, steps, f"rank {rank}, {family}/"))
-        for name in (name for name in scalars if name in theirs and not OF_THE_MACHINE.search(name)):
+        for name in (name for name in scalars if name in theirs and is_compared(name)):
             items += _pair_numbers(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)
         for family in (family for family in run.families(rank) if family in families):

@@ -13,7 +13,7 @@ import numpy as np
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.monitor.kinds import are_of_one_layout, world_size
-from msprobe_engine.find.monitor.number_pairs import OF_THE_MACHINE, Number, Table, order_in_step
+from msprobe_engine.find.monitor.number_pairs import Number, Table, is_compared, order_in_step
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 
@@ -86,7 +86,7 @@ def losses_over_ranks(target: Run, golden: Run) -> list[Number]:
     ranks = [[run.scalars(rank) for rank in run.ranks] for run in (target, golden)]
     known = (set(of_rank) for of_run in ranks for of_rank in of_run)
     losses = []
-    for name in sorted(name for name in reduce(set.intersection, known) if "loss" in name and not OF_THE_MACHINE.search(name)):
+    for name in sorted(name for name in reduce(set.intersection, known) if "loss" in name and is_compared(name)):
         steps = reduce(np.intersect1d, (of_rank[name].steps for of_run in ranks for of_rank in of_run))
         means = [np.mean([of_rank[name].values[np.isin(of_rank[name].steps, steps)] for of_rank in of_run], axis=0) for of_run in ranks]
         place = 0, "loss", Key(0, name)
@@ -131,7 +131,7 @@ def _digest_of_numbers(run: Run, rank: int, apart: Set[str]) -> bytes:
     for column, table in zip(["", *columns], tables):
         for name in sorted(table, key=repr):
             digest.update(repr((column, name)).encode())
-            if isinstance(name, str) and (OF_THE_MACHINE.search(name) or ("loss" in name and "loss" in apart)):
+            if isinstance(name, str) and (not is_compared(name) or ("loss" in name and "loss" in apart)):
                 continue
             steps, values = table[name]
             digest.update(steps.tobytes() + np.where(np.isnan(values), np.nan, values + 0.0).tobytes())  # one NaN, one zero

@@ -13,6 +13,7 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find import findings
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.monitor.between_steps import changed_between
+from msprobe_engine.find.monitor.given_batches import find_other_batches
 from msprobe_engine.find.monitor.kinds import (
     cut_otherwise,
     of_other_form,
@@ -112,6 +113,7 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         first = diagnosis.first_suspect
         if suspects and (first is None or suspects[0].step <= first.step):
             diagnosis.finding, diagnosis.suspects = finding, [*suspects, *diagnosis.suspects][:MOST_SUSPECTS]
+    _ask_batches(diagnosis, target, golden, max(by_step))
     diagnosis.evidence += types
     diagnosis.problems = [
         *missing_parts(runs[0]),
@@ -213,6 +215,19 @@ def _say_part(diagnosis: Diagnosis, parted: _Off) -> None:
             f"{of:,}",
         )
     )
+
+
+def _ask_batches(diagnosis: Diagnosis, target: Run, golden: Run, last: int) -> None:
+    """Of runs that part the first batch that is another one comes before all that differs in its step, or later. Else it is a remark."""
+    first = diagnosis.first_suspect
+    other, same = find_other_batches(target, golden, last if first is None else first.step)
+    if first is not None and other is not None:
+        diagnosis.finding, diagnosis.suspects = findings.DIVERGENCE, [other, *diagnosis.suspects][:MOST_SUSPECTS]
+    elif other is not None:
+        template = "Step {0}, rank {1}: {2}."
+        diagnosis.evidence.append(Sentence(template, other.step, other.rank, other.why))
+    elif first is not None and same is not None:
+        diagnosis.evidence.append(same)
 
 
 def _said_alone(path: Path, names: Sequence[str]) -> Sentence:

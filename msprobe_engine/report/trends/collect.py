@@ -12,7 +12,7 @@ from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.records import FAMILIES
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.monitor.number_pairs import COMPARED, OF_THE_MACHINE
+from msprobe_engine.find.monitor.number_pairs import COMPARED, is_compared
 from msprobe_engine.formats.monitor.series import Floats, Integers
 from msprobe_engine.report.trends import findings
 from msprobe_engine.report.trends.alerts import Raised
@@ -341,7 +341,7 @@ def _differences(trends: Trends, metric: Metric) -> Iterator[tuple[str, Numbers]
             far = _far(target_grid, golden_grid, None)
             far = np.where(np.isnan(far), np.nan, np.where(far == _NOT_EQUAL, _NOT_EQUAL, 0.0))
         if metric.name == SCALARS:
-            far[[i for i, target in enumerate(metric.targets) if OF_THE_MACHINE.search(target.name)]] = np.nan
+            far[[i for i, target in enumerate(metric.targets) if not is_compared(target.name)]] = np.nan
         yield statistic, far
 
 

@@ -23,6 +23,8 @@ from msprobe_integrations.torch.gradient_probe.probe import GradientProbe
 from msprobe_integrations.torch.monitor.probe import TorchProbe
 from msprobe_integrations.torch.monitor.targets import unwrap_model
 from msprobe_integrations.torch.parameters.find import OURS
+from msprobe_integrations.torch.training.batches import Batches
+from msprobe_integrations.torch.training.module_call_interceptor import ModuleCallInterceptor
 
 _log = get_logger()
 Observer = TypeVar("Observer", bound="LoopObserver")
@@ -57,6 +59,7 @@ class LoopObserver:
         self._scalars: dict[str, Any] = {}
         self._undo: list[Callable[[], None]] = []
         self._gradients: LoopGradients | None = None
+        self._batches = Batches()
 
     @classmethod
     def of(cls: type[Observer], config: ProbeSettings | str | Path) -> Observer:
@@ -80,6 +83,20 @@ class LoopObserver:
 
     def leave_step(self) -> None:
         """The step is over; what only belongs to it is closed."""
+
+    def watch_calls(self) -> None:
+        """The models are new: `take_batch` is to be called with what each training pass gives them. Here by standing in their place, for
+        loops that do not see these calls."""
+        for model in self.models:
+            if isinstance(model, nn.Module):
+                self.undo(ModuleCallInterceptor(model, self._enters, _leaves).remove)
+
+    def take_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        """A model is called with these in a training pass. Nothing is read."""
+        probe = self.probe
+        if self._open and probe is not None and self.settings.monitor is not None and torch.is_grad_enabled():
+            with self.safely("batches"):
+                self._batches.take(probe, args, kwargs, ages=False)
 
     def leave_loop(self) -> None:
         """The observer closes; what it holds besides models and probe is given up."""
@@ -112,6 +129,7 @@ class LoopObserver:
                 signal_shutdown.at_signal(self.close, self.settings.exit_patience)
             self.models, self.optimizer = given, optimizer
             self.attach(probe)
+            self.watch_calls()
             if self.settings.grad_probe is not None:
                 if self._gradients is None:
                     self._gradients = LoopGradients(self.settings)
@@ -139,6 +157,7 @@ class LoopObserver:
             if self.probe is None or not self._open:
                 return
             self._open = False
+            self._batches.end_step(self.probe)
             self.leave_step()
             found = {**self.numbers(), **self._scalars, **(scalars or {})}
             self._scalars = {}
@@ -263,10 +282,18 @@ class LoopObserver:
                 self._broken = True
                 self._failed, self.probe = self.probe, None
 
+    def _enters(self, _module: nn.Module, inner: nn.Module, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
+        if inner.training and torch._C._current_graph_task_id() == -1:  # not again in the backward pass
+            self.take_batch(args, kwargs)
+
     def _let_go(self) -> None:
         for undo in reversed(self._undo):
             undo()
         self._undo.clear()
+
+
+def _leaves(_module: int) -> None:
+    """Nothing is asked of the end of a call."""
 
 
 class LoopGradients:

@@ -13,6 +13,7 @@ from harness.case import TrainingCase
 from harness.faults import STEP
 from harness.models import Key, local_gradients, reference
 from harness.run import LEVELS, Row, Watched, drifting_of, framework_of, model_of, plain, watch_case
+from msprobe_engine.core.records import BATCH_DIGEST
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 
 LOW_PRECISION = 2e-2
@@ -108,8 +109,11 @@ def check_unreduced(case: TrainingCase, run: Sequence[Watched]) -> None:
 
 def check_scalars(case: TrainingCase, run: Sequence[Watched], expected: Mapping[Key, float]) -> None:
     """Every step has the scalars that its framework has (on one stage of a pipeline); a gradient norm is that of all gradients before they
-    are clipped, and clipped ones are smaller by what that takes."""
+    are clipped, and clipped ones are smaller by what that takes. Where the model is given tokens, each step has the digest of its batch."""
     wanted = set(framework_of(case).SCALARS)
+    if case.model in ("gpt_tiny", "llama_tiny"):
+        for one in run:
+            assert len({float(scalars[BATCH_DIGEST]) for scalars in one.seen["mix"].scalars}) == case.steps
     for step in range(case.steps):
         scalars = [one.seen["mix"].scalars[step] for one in run]
         assert any(wanted <= each.keys() for each in scalars), scalars

@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import time
 import weakref
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -26,7 +26,6 @@ from msprobe_integrations.torch.reliance import NAME, PACKAGE, TABLE
 from msprobe_integrations.torch.tensors import dtensors
 from msprobe_integrations.torch.training import owner
 from msprobe_integrations.torch.training.loop import LoopObserver
-from msprobe_integrations.torch.training.plain.batches import Batches
 from msprobe_integrations.torch.training.plain.kept_gradients import KeptGradients
 from msprobe_integrations.torch.training.plain.loss_divisors import LossDivisors
 from msprobe_integrations.torch.training.plain.models import chosen_models, chosen_optimizers, parameters_of, trains
@@ -71,7 +70,6 @@ class PlainObserver(LoopObserver):
         self._away = False
         self._without_graph = False
         self._kept = KeptGradients()
-        self._batches = Batches()
         self._divisors = LossDivisors()
         self._evaluated = self._evaluation_mode = False
         self._stack = sight.updating
@@ -157,17 +155,14 @@ class PlainObserver(LoopObserver):
                 self.end()
             self._go_away()
 
-    def take_batch(self, args: Any, kwargs: Any) -> None:
+    def watch_calls(self) -> None:
+        """`TrainingDetector` sees the calls of models."""
+
+    def take_batch(self, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
         """The loop calls a model with these. Nothing is read."""
         if self.in_step and self.probe is not None and not self._away and not self._stack and torch.is_grad_enabled():
             with self.safely("batches"):  # what goes wrong in there costs only that
-                if repeated_batch_rule(self.probe.pipeline.rules) is not None:
-                    self._batches.take(self.probe, args, kwargs)
-
-    def leave_step(self) -> None:
-        with self.safely("batches"):
-            if self.probe is not None:
-                self._batches.end_step(self.probe)
+                self._batches.take(self.probe, args, kwargs, ages=repeated_batch_rule(self.probe.pipeline.rules) is not None)
 
     def backward(self, tensors: Any, given: Any) -> None:
         """A backward pass begins. Nothing is read."""

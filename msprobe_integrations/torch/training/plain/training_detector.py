@@ -213,7 +213,7 @@ class TrainingDetector:
         """Calls of this module are told from the next one on."""
         if id(module) in self._entries:
             return
-        from msprobe_integrations.torch.training.plain.module_call_interceptor import ModuleCallInterceptor
+        from msprobe_integrations.torch.training.module_call_interceptor import ModuleCallInterceptor
 
         self._entries[id(module)] = ModuleCallInterceptor(module, self._enters, self._leaves)
 
