@@ -11,9 +11,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from msprobe_engine.core.records import Sample
-from msprobe_engine.probe.rules.builtin.parameters.layer_gradients import VanishingGradientRule
+from msprobe_engine.probe.rules.builtin.parameters.layer_gradients import ExplodingGradientRule, VanishingGradientRule
 from msprobe_engine.probe.rules.layout import LayoutCache
-from msprobe_engine.probe.rules.stateful_rule import layer_of
+from msprobe_engine.probe.rules.stateful_rule import layer_of, part_of
 from msprobe_engine.probe.rules.tracked_series import Episodes, Level, RunningMedian, Watch
 
 ONE = np.zeros(1, np.intp)
@@ -52,6 +52,32 @@ def test_layers() -> None:
     """A layer is the name up to the first number, or the owner of the parameter."""
     names = ["decoder.layers.3.mlp.experts.7.w", "tokens.weight", "scale", "0.weight", "norm2.bias", "h.11"]
     assert [layer_of(n) for n in names] == ["decoder.layers.3", "tokens", "scale", "0", "norm2", "h.11"]
+
+
+def test_parts_of_layers() -> None:
+    """The first module below the layer; layers that are numbered twice have it below the second number."""
+    names = [
+        "decoder.layers.3.mlp.experts.7.w",
+        "encoder.block.0.layer.1.attention.q.weight",
+        "tokens.weight",
+        "0.weight",
+        "h.11.norm.bias",
+    ]
+    assert [part_of(n) for n in names] == ["decoder.layers.3.mlp", "encoder.block.0.layer.1.attention", None, None, "h.11.norm"]
+
+
+@pytest.mark.parametrize(("steps", "expected"), [(20, {"layers.0.mlp"}), (1, set())], ids=["scaled twice", "one hard batch"])
+def test_a_part_of_a_layer_whose_gradient_stays_high(steps: int, expected: set[str]) -> None:
+    """A part whose gradient is small beside that of its layer is named where it stays 64 times as large, not the layer."""
+    draw, rule = np.random.default_rng(5), ExplodingGradientRule()
+    alerts = []
+    for step in range(60):
+        factor = 64.0 if 40 <= step < 40 + steps else 1.0
+        sizes = {"attention": 1.0, "mlp": 0.05 * factor}
+        layers = {f"layers.{i}.{part}.w": draw.normal(0.0, size if i == 0 else 1.0, 1024) for i in (0, 1) for part, size in sizes.items()}
+        alerts += rule.check(frame_of({name: values.tolist() for name, values in layers.items()}, step=step))
+    assert {alert.name for alert in alerts if not alert.extra.get("over")} == expected
+    assert all(alert.step == 41 for alert in alerts)
 
 
 def episodes_slowly(bad: list[bool], patience: int, recovery: int) -> list[tuple[int, bool, int]]:

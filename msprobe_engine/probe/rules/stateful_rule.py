@@ -21,6 +21,7 @@ A = TypeVar("A", bound=LastingArgs)
 _SLOT, _BAD, _FINE = np.zeros(1, np.intp), np.ones(1, np.bool_), np.zeros(1, np.bool_)
 _NUMBER = re.compile(r"(?<![^. ])[0-9]+(?![^.])")
 _LAYER = re.compile(r"(?:[^.]+\.)*?[0-9]+(?=\.|$)")
+_PART = re.compile(r"(?:[^.]+\.)*?[0-9]+(?:\.[^.]+\.[0-9]+)*\.[^.]+(?=\.)")
 
 
 def layer_of(name: str) -> str:
@@ -30,6 +31,16 @@ def layer_of(name: str) -> str:
     """
     match = _LAYER.match(name)
     return match[0] if match else name.rpartition(".")[0] or name
+
+
+def part_of(name: str) -> str | None:
+    """The part of a layer that a parameter belongs to, None where there are none.
+
+    ``layers.3.mlp.fc1.weight`` -> ``layers.3.mlp``, ``block.0.layer.1.attention.q.weight`` -> ``block.0.layer.1.attention``,
+    ``embedding.weight`` -> None.
+    """
+    match = _PART.match(name)
+    return match[0] if match else None
 
 
 def kind_of(name: str) -> str:

@@ -1,13 +1,14 @@
-"""Rules ``vanishing_gradient`` and ``exploding_gradient``: the reduced gradient of whole layers, against their own past.
+"""Rules ``vanishing_gradient`` and ``exploding_gradient``: the reduced gradient of whole layers, against their own past; of the parts of a
+layer (its attention, its feed-forward network) where it rises and stays up.
 
-Layers, not single tensors: a bias with eight elements may do anything in a healthy run.
+Layers and parts, not single tensors: a bias with eight elements, or the weights of queries and keys, may do anything in a healthy run.
 """
 
 from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TypeVar
 
 import numpy as np
@@ -19,9 +20,14 @@ from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import ORDER
 from msprobe_engine.probe.rules.fallen_loss import Fall
-from msprobe_engine.probe.rules.stateful_rule import LastingRule, layer_of
+from msprobe_engine.probe.rules.stateful_rule import LastingRule, layer_of, part_of
 from msprobe_engine.probe.rules.tracked_series import OCTAVE, Episode, Episodes, Level, Mask, Slots, View, Watch
 
+_PART_ROW = 2
+"""So many steps in a row the gradient of a part of a layer is high. In one step, of one hard batch, it rose by 0.9 of what fires (of the
+logarithm) in a healthy run; in two by less than half, over all healthy runs of the set of reported bugs."""
+_ELEMENTS = 1024
+"""Smaller parts scatter too much: norms, gates."""
 PHASES = ("", "reduced", "unscaled")
 """Phases of a reduced gradient that are compared over time; clipping hides a large gradient and shrinks all others."""
 
@@ -38,19 +44,37 @@ Words = Callable[[float, float], tuple[str, str]]
 """From a gradient and the running level of its layer to what was expected, and what the gradient is held against."""
 
 
+@dataclass
+class Units:
+    """What gradients are put together by. Each of them has a slot, and a running level.
+
+    Attributes:
+        peaks: by slot three logarithms: of the two highest peaks before, the lower first, and of the one that lasts now. A peak comes
+            at least halfway (of the logarithm) to the threshold.
+    """
+
+    watch: Watch
+    level: Level
+    episodes: Episodes
+    peaks: Column = field(default_factory=lambda: np.zeros((0, 3)))
+
+
 class LayerGradientRule(LastingRule[L]):
-    """A rule of the reduced gradients of whole layers. Each layer has a slot, and a running level."""
+    """A rule of the reduced gradients of whole layers."""
 
     def setup(self) -> None:
-        self._watch = Watch(self.layouts, self._layer)
-        self._level = Level(self.args.window, self.args.warmup)
+        self._layers = Units(Watch(self.layouts, self._layer), Level(self.args.window, self.args.warmup), self.episodes)
 
     def _layer(self, sample: Sample) -> str | None:
         """Key of the layer of a reduced gradient, None for other samples."""
+        return self._key(sample, layer_of)
+
+    def _key(self, sample: Sample, unit: Callable[[str], str | None]) -> str | None:
         if sample.family != "grad_reduced" or sample.phase not in PHASES or self.left_out(sample.name):
             return None
+        name = unit(sample.name)
         stage = f" (vpp stage {sample.vpp_stage})" if sample.vpp_stage else ""
-        return f"{layer_of(sample.name)}{stage}{' unscaled' if sample.phase == 'unscaled' else ''}"
+        return name and f"{name}{stage}{' unscaled' if sample.phase == 'unscaled' else ''}"
 
     @staticmethod
     def _rms(frame: Frame, view: View) -> tuple[Column, Mask, Column]:
@@ -65,17 +89,18 @@ class LayerGradientRule(LastingRule[L]):
             rms = np.sqrt(squares / count) / (scale if 0.0 < scale < math.inf else 1.0)
         return rms, fine & (squares > 0.0) & (squares < np.inf), squares
 
-    def _say_layers(self, frame: Frame, view: View, rms: Column, bad: Mask, words: Words) -> list[Alert]:
-        """Alerts for layers whose gradient is bad now, or is so no longer."""
+    def _say(self, frame: Frame, units: Units, view: View, rms: Column, bad: Mask, words: Words) -> list[Alert]:
+        """Alerts for layers, or their parts, whose gradient is bad now, or is so no longer."""
+        watch = units.watch
 
         def describe(episode: Episode) -> Alert:
             value = float(rms[np.searchsorted(view.seen, episode.slot)])
-            expected, beside = words(value, self._level.value(episode.slot))
-            seen, order = f"gradient with rms {number(value)}, {beside}", int(view.table.layout.order[self._watch.first[episode.slot]])
-            name = self._watch.names[episode.slot]
+            expected, beside = words(value, units.level.value(episode.slot))
+            seen, order = f"gradient with rms {number(value)}, {beside}", int(view.table.layout.order[watch.first[episode.slot]])
+            name = watch.names[episode.slot]
             return scalar_alert(frame, name, "grad", rule=self, value=value, expected=expected, seen=seen, order=order)
 
-        return self.build_alerts(frame, self.episodes.update(bad, view.seen), self._watch.names.__getitem__, describe)
+        return self.build_alerts(frame, units.episodes.update(bad, view.seen), watch.names.__getitem__, describe)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -105,24 +130,25 @@ class VanishingGradientRule(LayerGradientRule[VanishingGradientArgs]):
         self._loss = Fall(self.args.window, self.args.warmup)
 
     def check(self, frame: Frame) -> list[Alert]:
-        view = self._watch.of(frame) if frame.complete else None
+        level = self._layers.level
+        view = self._layers.watch.of(frame) if frame.complete else None
         fall = self._loss.of(frame) if frame.complete else 0.0
         if view is None:
             return []
         rms, healthy, _ = self._rms(frame, view)
-        distance = self._level.measure(rms, view.seen, healthy)
+        distance = level.measure(rms, view.seen, healthy)
         others = float(np.median(rms[healthy])) if int(healthy.sum()) >= 3 else 0.0
         low = distance.away < math.log(self.args.drop) + fall
         bad = low | (healthy & (rms < self.args.share * others))
-        self._level.add(distance, view.seen, healthy & ~low)
+        level.add(distance, view.seen, healthy & ~low)
 
-        def words(value: float, level: float) -> tuple[str, str]:
-            least = self.args.drop * math.exp(fall) * level
+        def words(value: float, usual: float) -> tuple[str, str]:
+            least = self.args.drop * math.exp(fall) * usual
             against = value < least
             expected = f"at least {number(least if against else self.args.share * others)}"
-            return expected, f"its running level is {number(level)}" if against else f"the median layer has {number(others)}"
+            return expected, f"its running level is {number(usual)}" if against else f"the median layer has {number(others)}"
 
-        return self._say_layers(frame, view, rms, bad, words)
+        return self._say(frame, self._layers, view, rms, bad, words)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -135,11 +161,13 @@ class ExplodingGradientArgs(LayerGradientArgs):
 
 class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
     """Warnings for layers whose gradient, or a ``grad_norm`` of the step that, is `threshold` times its running level, and more than
-    twice what it has risen to twice before: tasks that take turns have gradients of different sizes."""
+    twice what it has risen to twice before: tasks that take turns have gradients of different sizes. For parts of a layer where two
+    steps in a row are: in one hard batch they rise more than the whole layer."""
 
     name = "exploding_gradient"
     fires = (
-        "the gradient of a layer, or the global norm, rises far above its own running level, and above what it has risen to twice before"
+        "the gradient of a layer, of a part of it for two steps, or the global norm, rises far above its own running level, and above what "
+        "it has risen to twice before"
     )
     meaning = "An unstable layer or a learning rate that is too high; without clipping the next update will be as large."
     next = f"{ORDER}; the layer named first is where it began. Try gradient clipping or a smaller learning rate"
@@ -148,7 +176,9 @@ class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
 
     def setup(self) -> None:
         super().setup()
-        self._peaks = np.zeros((0, 3))
+        self._owners: dict[str, str | None] = {}
+        level, episodes = Level(self.args.window, self.args.warmup), Episodes(max(self.args.patience, _PART_ROW), self.args.recovery)
+        self._parts = Units(Watch(self.layouts, self._part), level, episodes)
         self._norm = Level(self.args.window, self.args.warmup)
         self._norm_peaks = np.full((1, 3), -np.inf)
         self._norm_episodes = Episodes(self.args.patience, self.args.recovery)
@@ -157,19 +187,42 @@ class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
         """Alerts for one frame; a skipped step has no gradient worth a comparison."""
         if not frame.complete or frame.skipped:
             return []
-        view = self._watch.of(frame) if "grad" in self.kinds else None
-        alerts = self._check_layers(frame, view) if view is not None else []
+        alerts = self._check_layers(frame) if "grad" in self.kinds else []
         value = frame.scalars.get(GLOBAL, math.nan)
         if "step" in self.kinds and not self.left_out(GLOBAL) and 0.0 < value < math.inf:
             alerts += self._check_norm(frame, value)
         return alerts
 
-    def _check_layers(self, frame: Frame, view: View) -> list[Alert]:
-        rms, healthy, squares = self._rms(frame, view)
-        self._peaks = np.concatenate([self._peaks, np.full((view.size - len(self._peaks), 3), -np.inf)])
-        high = self._find_high(self._level, self._peaks, rms, view.seen, healthy)
-        total = float(squares[healthy].sum())
-        return self._say_layers(frame, view, rms, high & (squares >= self.args.share**2 * total), self._words)
+    def _part(self, sample: Sample) -> str | None:
+        """Key of the part of a layer."""
+        key = self._key(sample, part_of)
+        if key is not None:
+            self._owners[key] = self._layer(sample)
+        return key
+
+    def _check_layers(self, frame: Frame) -> list[Alert]:
+        """Layers, then parts of those that are not high themselves."""
+        alerts: list[Alert] = []
+        told: set[str | None] = set()
+        total = 0.0
+        for units in (self._layers, self._parts):
+            view = units.watch.of(frame)
+            if view is None:
+                break
+            rms, healthy, squares = self._rms(frame, view)
+            units.peaks = np.concatenate([units.peaks, np.full((view.size - len(units.peaks), 3), -np.inf)])
+            high = self._find_high(units.level, units.peaks, rms, view.seen, healthy)
+            total = total or float(squares[healthy].sum())
+            high &= squares >= self.args.share**2 * total
+            if units is self._parts:
+                high &= view.total(view.table.count)[view.seen] >= _ELEMENTS
+            for i in np.flatnonzero(high).tolist():
+                name = units.watch.names[view.seen[i]]
+                high[i] = self._owners.get(name) not in told
+                if units is self._layers:
+                    told.add(name)
+            alerts += self._say(frame, units, view, rms, high, self._words)
+        return alerts
 
     def _check_norm(self, frame: Frame, value: float) -> list[Alert]:
         slot = np.zeros(1, np.intp)
@@ -182,12 +235,7 @@ class ExplodingGradientRule(LayerGradientRule[ExplodingGradientArgs]):
         return self.say_number(frame, GLOBAL, bool(high[0]), value, words, kind="step", episodes=self._norm_episodes)
 
     def _find_high(self, level: Level, peaks: Column, x: Column, slots: Slots, healthy: Mask) -> Mask:
-        """Where a value is too high, [m]; the others are taken in.
-
-        Args:
-            peaks: by slot three logarithms: of the two highest peaks before, the lower first, and of the one that lasts now. A peak comes
-                at least halfway (of the logarithm) to the threshold.
-        """
+        """Where a value is too high, [m]; the others are taken in. `peaks` as in `Units`."""
         distance = level.measure(x, slots, healthy)
         limit, log = math.log(self.args.threshold), np.log(np.where(healthy, x, 1.0))
         before, lasting = peaks[slots, :2], peaks[slots, 2]
