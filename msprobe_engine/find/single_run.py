@@ -12,16 +12,12 @@ from msprobe_engine.find.collectives import replicas
 from msprobe_engine.find.collectives.rank_checks import RankChecks
 from msprobe_engine.find.detect import Run
 from msprobe_engine.find.findings import Diagnosis, Suspect
-from msprobe_engine.find.nonfinite import incident_samples
+from msprobe_engine.find.nonfinite import incident_samples, report
 from msprobe_engine.find.nonfinite.nan_analyze import nan_analyze
 from msprobe_engine.find.saved_variables import saved_alone
 from msprobe_engine.formats.dump.replicas.reader import StepTables
 
 MOST_STEPS = 8
-_WITHIN = Sentence(
-    "Only modules were recorded: a NaN or Inf that a module makes and that is gone again in what it gives does not show; at level mix the"
-    " calls tell."
-)
 _BESIDE = Sentence(", no collective with a wrong result")
 _BESIDE_EQUAL = Sentence(", no collective with a wrong result, no parameter whose statistics differ between ranks")
 _TOLD = {
@@ -73,7 +69,7 @@ def diagnose_alone(target: Run, tables: StepTables | None = None) -> Diagnosis:
         beside = _BESIDE_EQUAL if ranks.equal else _BESIDE if ranks.several else ""
         diagnosis.nothing = Sentence("Nothing found: no NaN or Inf that matters{0}", beside)
         if result.only_modules:
-            diagnosis.evidence.append(_WITHIN)
+            diagnosis.evidence.append(report.WITHIN)
         if ranks.several and not ranks.equal:
             replicas.say_not_compared(diagnosis, ranks.parted)
         diagnosis.evidence.append(findings.ALONE)

@@ -37,7 +37,7 @@ class Result:
     steps: list[int]
     problems: list[str] = field(default_factory=list)
     lost: list[str] = field(default_factory=list)
-    only_modules: bool = True
+    only_modules: bool = False
 
 
 Seen = Callable[[int, Mapping[int, DumpTable]], None]
@@ -67,7 +67,7 @@ def _nan_analyze(root: Run, seen: Seen | None, tables: StepTables | None) -> Res
     dump = root.dump if sampled or again is not None else root.need_dump()
     dumped = set() if dump is None else set(dump.steps)
     missing = [] if dump is None else missing_steps(dump)
-    result = Result([], "", [], [*damaged, *incident_samples.ranks_without_a_word(root.path), *missing])
+    result = Result([], "", [], [*damaged, *incident_samples.ranks_without_a_word(root.path), *missing], only_modules=True)
     reruns = set(again.steps) if again is not None else set()
     note = ""
     texts: list[str] = []

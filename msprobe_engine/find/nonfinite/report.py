@@ -48,6 +48,10 @@ CAUSES: Mapping[str, str] = {
     "sample": Sentence("first bad sample of the monitor, which knows no operators: msprobe run --preset nan -- LAUNCH LINE keeps them"),
     "update": Sentence("the recorded calls of the step are finite: it was made between the backward pass and the update, or in the update"),
 }
+WITHIN = Sentence(
+    "Only modules were recorded: a NaN or Inf that a module makes and that is gone again in what it gives does not show; at level mix the"
+    " calls tell."
+)
 
 
 def say_after_update(step: int) -> Sentence:
@@ -265,8 +269,8 @@ def only_modules(trace: Trace) -> bool:
 
 
 def _module_of_zeros(side: DumpTable) -> str | None:
-    """A module that makes exact zeros of a tensor, of its shape, that is not constant, though none of its own parameters is zero: a norm
-    whose squares outgrew float16, and no projection that begins at zero."""
+    """A module that makes exact zeros of numbers of both signs, with parameters of one dimension of which none is zero: a norm whose
+    squares outgrew float16. Behind a matrix a relu may get numbers of one sign."""
     for op, name in enumerate(side.ops):
         if not is_module(name) or ".forward." not in name:
             continue
@@ -278,8 +282,9 @@ def _module_of_zeros(side: DumpTable) -> str | None:
             continue
         largest, least, _, norm = side.stats.T
         taken, given = rows[INPUT][0], rows[OUTPUT]
-        zero = all(largest[row] == least[row] == 0 and side.shape[row] == side.shape[taken] for row in given)
-        if zero and largest[taken] > least[taken] and all(norm[row] > 0 for row in rows[PARAMETERS]):
+        zero = all(largest[row] == least[row] == 0 for row in given)
+        scales = all(len(side.shape[row]) == 1 and norm[row] > 0 for row in rows[PARAMETERS])
+        if zero and scales and largest[taken] > 0.0 > least[taken]:
             return name
     return None
 

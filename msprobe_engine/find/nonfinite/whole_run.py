@@ -55,7 +55,7 @@ def nan_analyze_run(source: str | Path, scheduler: str = "") -> Result:
     run = Run(Path(source))
     tables = StepTables(0, scheduler)  # each step is read once
     if not run.incidents and not run.unread and not run.has_monitor:
-        return nan_analyze(run, tables=tables)
+        return _with_limits(nan_analyze(run, tables=tables))
     seen: list[_Part] = []
     errors: list[ProbeError] = [*run.unread]
 
@@ -66,15 +66,23 @@ def nan_analyze_run(source: str | Path, scheduler: str = "") -> Result:
             errors.append(error)
 
     if run.records is not None:
-        try_part("dump", lambda: nan_analyze(run, tables=tables))
+        try_part("dump", lambda: _with_limits(nan_analyze(run, tables=tables)))
     for incident in run.incidents[: run_directory.MOST_INCIDENTS]:
-        try_part(f"incident {incident.path.name}", lambda incident=incident: nan_analyze(incident, tables=tables))  # type: ignore[misc]
+        place = f"incident {incident.path.name}"
+        try_part(place, lambda incident=incident: _with_limits(nan_analyze(incident, tables=tables)))  # type: ignore[misc]
     if run.has_monitor:
         recorded = {step for part in seen for step in part.result.steps}
         try_part("monitor", lambda: _of_monitor(run.monitor, recorded))
     if not seen:
         raise errors[0]
     return _together(run.path, seen, errors, len(run.incidents))
+
+
+def _with_limits(result: Result) -> Result:
+    """With what its records could not show, where they show nothing."""
+    if result.only_modules and not result.findings:
+        result.text += f"\n{report.WITHIN}"
+    return result
 
 
 def _together(root: Path, seen: Sequence[_Part], errors: Sequence[ProbeError], incidents: int) -> Result:

@@ -151,25 +151,31 @@ def test_a_square_that_outgrows_float16_and_is_divided_by(call: str, dtype: str,
 
 
 @pytest.mark.parametrize(
-    ("given", "weight", "taken", "functions", "said"),
+    ("given", "weight", "taken", "shapes", "functions", "said"),
     [
-        (0.0, 1.0, 1.0, False, True),
-        (0.5, 1.0, 1.0, False, False),
-        (0.0, 0.0, 1.0, False, False),  # a projection that begins at zero
-        (0.0, 1.0, 0.0, False, False),
-        (0.0, 1.0, 1.0, True, False),  # its calls tell
+        (0.0, 1.0, 1.0, ([2, 4], [4]), False, True),
+        (0.0, 1.0, 1.0, ([2, 3, 4], [4]), False, True),  # of another shape than what it takes in
+        (0.5, 1.0, 1.0, ([2, 4], [4]), False, False),
+        (0.0, 0.0, 1.0, ([2, 4], [4]), False, False),  # a scale that begins at zero
+        (0.0, 1.0, 0.0, ([2, 4], [4]), False, False),
+        (0.0, 1.0, 1.0, ([2, 4], [4, 4]), False, False),  # a matrix may make numbers of one sign, of which a relu makes zeros
+        (0.0, 1.0, -1.0, ([2, 4], [4]), False, False),  # numbers of one sign
+        (0.0, 1.0, 1.0, ([2, 4], [4]), True, False),  # its calls tell
     ],
 )
-def test_a_module_of_which_only_zeros_come(given: float, weight: float, taken: float, functions: bool, said: bool, rank_dump: Any) -> None:
-    """Where modules alone were recorded, the zeros that a lost Inf leaves are all there is to see."""
+def test_a_module_of_which_only_zeros_come(
+    given: float, weight: float, taken: float, shapes: tuple[list[int], list[int]], functions: bool, said: bool, rank_dump: Any
+) -> None:
+    """Where modules alone were recorded, the zeros that a lost Inf leaves are all there is to see. A negative size: of that sign alone."""
 
-    def tensor(size: float) -> dict[str, Any]:
-        return {**rank_dump.number("ok"), "shape": [2, 4], "Max": size, "Min": -size, "Mean": 0.1 * size, "Norm": 2 * size}
+    def tensor(size: float, shape: list[int]) -> dict[str, Any]:
+        largest, least = (size / 2, size) if size < 0.0 else (size, -size)
+        return {**rank_dump.number("ok"), "shape": shape, "Max": largest, "Min": least, "Mean": 0.1 * size, "Norm": 2 * abs(size)}
 
     r = rank_dump()
     if functions:
         r.api("Torch.rsqrt", ["ok"], ["ok"])
-    r.module("norm.RMSNorm", [tensor(taken)], [tensor(given)], params={"weight": tensor(weight)})
+    r.module("norm.RMSNorm", [tensor(taken, shapes[0])], [tensor(given, [2, 4])], params={"weight": tensor(weight, shapes[1])})
     verdict = run(r)
     assert named(verdict) == []
     assert bool(describe_lost_numbers(verdict)) == said

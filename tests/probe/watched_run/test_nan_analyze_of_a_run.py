@@ -146,3 +146,15 @@ def test_a_run_of_which_nothing_is_left(tmp_path: Path, capsys: pytest.CaptureFi
     assert "No NaN" not in said
     assert f"sink csv of rank 0 has lost {STEPS} steps" in said
     assert "the disk was full" in said
+
+
+@pytest.mark.parametrize(("level", "said"), [("L0", True), ("mix", False), ("", False)])
+def test_what_modules_alone_do_not_show_is_said(level: str, said: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of a dump of modules; not where calls were recorded, and not of a monitor, which has none."""
+    dump = DumpSettings(level=level, step=[1]) if level else None
+    setup = ProbeSettings(
+        output_dir=str(tmp_path), monitor=MonitorSettings(parameters=True), dump=dump, rules=[RuleSettings(rule="nan_inf")]
+    )
+    pr.run(train, setup, False, directory=tmp_path)
+    assert main(["nan_analyze", str(tmp_path)]) == 0
+    assert ("Only modules were recorded" in capsys.readouterr().out) == said
