@@ -28,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
     """0, or 2 when a part could not be read; errors are raised as `ProbeError`."""
     import time
 
-    from msprobe_engine.cli.options.outputs import refuse_overwriting
+    from msprobe_engine.cli.options.outputs import JSON, refuse_overwriting
     from msprobe_engine.core.log import one_line, warning
     from msprobe_engine.core.text.words import size
     from msprobe_engine.find.checkpoint.diff import Options, digest_checkpoint
@@ -36,7 +36,7 @@ def run(args: argparse.Namespace) -> int:
     from msprobe_engine.find.checkpoint.result import format_count
     from msprobe_engine.formats.checkpoint.open import meant
 
-    refuse_overwriting([("-o", args.output_path)], meant(args.path))
+    refuse_overwriting([("-o", args.output_path)], meant(args.path), {"-o": JSON})
     begin = time.monotonic()
     checkpoint, digests, nbytes = digest_checkpoint(args.path, Options(trust=args.trust, workers=args.workers, memory_mb=args.memory_mb))
     write_manifest(args.output_path, checkpoint, digests)

@@ -59,9 +59,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Say what is here, run the checks and print their lines."""
     from msprobe_engine import __version__
+    from msprobe_engine.cli.options.outputs import refuse_overwriting
     from msprobe_engine.workflow.doctor import execute
     from msprobe_engine.workflow.greeting import greet
 
+    refuse_overwriting([("--json", args.json)], ())
     to_stdout = args.json == Path("-")
     greeting = greet(__version__)
     if args.brief:

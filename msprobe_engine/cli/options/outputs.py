@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import contextlib
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 from msprobe_engine.core.errors import UsageError
+from msprobe_engine.core.io.input_files import open_input
 from msprobe_engine.core.io.regular_files import make_directories
 from msprobe_engine.core.log import one_line
 
@@ -20,17 +21,25 @@ _OF_RUN = ("dump", "monitor", "incidents", "config_check_pack.zip", "run.json")
 """What the output directory of a run holds, at least one of it."""
 _OWN = "ckpt_diff."
 """How the reports that ``-o`` names begin; they may lie in a checkpoint's directory and be written again."""
+Kind = tuple[str, tuple[bytes, ...]]
+"""What an option writes, and how that begins."""
+JSON: Kind = ("JSON", (b"{", b"["))
+_KINDS: dict[str, Kind] = {"--json": JSON, "--html": ("page", (b"<",)), "--csv": ("table of tensors", (b"name,",))}
 
 
-def refuse_overwriting(outputs: Iterable[tuple[str, str | Path | None]], inputs: Iterable[str | Path]) -> None:
+def refuse_overwriting(
+    outputs: Iterable[tuple[str, str | Path | None]], inputs: Iterable[str | Path], kinds: Mapping[str, Kind] = _KINDS
+) -> None:
     """To be asked before anything is read.
 
     Args:
         outputs: options and the files they name; None and ``-`` (the standard output) are passed over.
         inputs: files and directories that are read.
+        kinds: of options that name a file, what they write.
 
     Raises:
-        UsageError: two options name one file; a file that is there already is one of `inputs` or lies in a directory of them.
+        UsageError: two options name one file; a file that is there already is one of `inputs`, lies in a directory of them, or is
+            something else than what the option writes: the option takes the next word for its file, which was meant as a script.
     """
     read = [os.path.realpath(path) for path in inputs]
     taken: dict[str, str] = {}
@@ -52,6 +61,9 @@ def refuse_overwriting(outputs: Iterable[tuple[str, str | Path | None]], inputs:
                     f"{option}: {shown} is there already and lies in {one_line(source)}, which is to be read; name another file, "
                     "outside of it"
                 )
+        kind, beginnings = kinds.get(option, ("", ()))
+        if kind and not _begins_with(place, beginnings):
+            raise UsageError(f"{option}: {shown} is there already and is no {kind}; it would be lost: name another file behind {option}")
 
 
 def refuse_page_name(path: str | Path | None, page: str = "") -> None:
@@ -75,6 +87,16 @@ def refuse_page_name(path: str | Path | None, page: str = "") -> None:
 def is_page_name(path: str | Path) -> bool:
     """Is it the name of a page? ``-o`` takes any other name for that of a directory."""
     return Path(path).suffix.lower() in (".html", ".htm")
+
+
+def _begins_with(path: str, beginnings: tuple[bytes, ...]) -> bool:
+    """Does a file begin with one of these, or is it empty, or cannot be read?"""
+    try:
+        with open_input(path) as file:
+            first = file.read(64).lstrip(b"\xef\xbb\xbf \t\r\n")
+    except OSError:
+        return True
+    return not first or first.startswith(beginnings)
 
 
 def _same(path: str, other: str) -> bool:

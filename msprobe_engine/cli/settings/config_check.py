@@ -175,8 +175,8 @@ def _compare(args: argparse.Namespace) -> int:
     if len(scripts) == 2:
         return _report(args, compare_scripts(bench, cmp), args.output)
     for path in (cmp, bench):
-        if not os.path.lexists(path):
-            raise UsageError(f"{one_line(str(path))}: no such file or directory; name a pack, a run that has one, or a checkpoint")
+        _refuse_no_side(path)
+    for path in (cmp, bench):
         if path in scripts:
             shown, other = one_line(str(path)), one_line(str(bench if path == cmp else cmp))
             raise UsageError(
@@ -192,6 +192,24 @@ def _compare(args: argparse.Namespace) -> int:
         return _checkpoints(args)
     output = args.output or results_directory(args.target or "", "config_check", RESULT)
     return _report(args, compare_packs(bench, cmp), output)
+
+
+def _refuse_no_side(path: Path) -> None:
+    """A side that is nothing which could be compared: it is to blame, not the other one."""
+    from msprobe_engine.core.errors import UsageError
+    from msprobe_engine.core.io.regular_files import kind_of_file
+    from msprobe_engine.core.log import one_line
+
+    shown = one_line(str(path))
+    name_one = "name a pack, a run that has one, a launch script, or a checkpoint"
+    if not os.path.lexists(path):
+        raise UsageError(f"{shown}: no such file or directory; {name_one}")
+    if not os.path.exists(path):
+        raise UsageError(f"{shown}: is a link to {one_line(os.readlink(path))}, which is not there; {name_one}")
+    if path.is_dir() and path.suffix in _SCRIPTS:
+        raise UsageError(f"{shown}: is a directory and no launch script; {name_one}")
+    if not path.is_dir() and not path.is_file():
+        raise UsageError(f"{shown}: is {kind_of_file(path)} and no file; {name_one}")
 
 
 def _verify(args: argparse.Namespace) -> int:

@@ -34,12 +34,21 @@ _KINDS = (
 )
 
 
+def _kind(mode: int) -> str:
+    return next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file" if stat.S_ISREG(mode) else "something unknown")
+
+
+def kind_of_file(path: AnyPath) -> str:
+    """What is at `path`, or where a link leads, in words."""
+    return _kind(os.stat(path).st_mode)
+
+
 class OddFileError(OSError):
     """Something else is where a regular file (or a directory) belongs; `strerror` says what it is and what to do."""
 
     def __init__(self, mode: int, path: AnyPath, *, directory: bool = False) -> None:
         needed = "a directory" if directory else "a regular file"
-        kind = next((name for is_kind, name in _KINDS if is_kind(mode)), "a regular file" if stat.S_ISREG(mode) else "something unknown")
+        kind = _kind(mode)
         number = errno.ENOTDIR if directory else errno.ELOOP if stat.S_ISLNK(mode) else errno.EISDIR if stat.S_ISDIR(mode) else errno.EEXIST
         super().__init__(number, f"{kind} is where {needed} belongs: move it away", path)
         self.mode = mode

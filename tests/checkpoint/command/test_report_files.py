@@ -70,6 +70,27 @@ def test_config_check_does_not_write_over_a_pack(tmp_path: Path, capsys: pytest.
     assert pack.read_bytes() == before
 
 
+def test_no_report_goes_over_a_file_of_another_kind(pair: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """An option takes the next word for its file, which was meant as a script: it stays as it is. A report may be written again."""
+    scripts = [tmp_path / f"{name}.sh" for name in "abc"]
+    for script in scripts:
+        script.write_text("torchrun train.py\n")
+    one, two, three = map(str, scripts)
+    for words in (
+        ["config_check", "--json", one, two, three],
+        ["config_check", two, three, "--html", one],
+        ["ckpt", "diff", *pair, "--json", one],
+        ["ckpt", "diff", *pair, "--csv", one],
+        ["ckpt", "digest", pair[0], "-o", one],
+        ["doctor", "--brief", "--json", one],
+    ):
+        assert main(words) == 2
+        assert f"{one} is there already and is no" in capsys.readouterr().err
+    assert {script.read_text() for script in scripts} == {"torchrun train.py\n"}
+    reports = ["--json", str(tmp_path / "r.json"), "--csv", str(tmp_path / "r.csv"), "--html", str(tmp_path / "r.html")]
+    assert [main(["ckpt", "diff", *pair, *reports]) for _ in range(2)] == [0, 0]
+
+
 def limited(words: list[str], most: int, output: Path | None = None) -> subprocess.CompletedProcess[str]:
     """``msprobe ckpt diff`` on a disk that takes files of `most` bytes."""
     script = "import sys\nfrom msprobe_engine.cli.main import main\nsys.exit(main(sys.argv[1:]))\n"

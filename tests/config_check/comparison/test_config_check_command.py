@@ -81,6 +81,25 @@ def test_two_launch_scripts(tmp_path: Path, capsys: pytest.CaptureFixture[str], 
     assert "checkpoint" not in said
 
 
+@pytest.mark.parametrize("kind", ["a link", "a directory", "a named pipe", "no such file"])
+@pytest.mark.parametrize("first", [False, True])
+def test_a_script_that_is_none_is_to_blame(kind: str, first: bool, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not the one beside it, which is."""
+    good, odd = tmp_path / "good.sh", tmp_path / "odd.sh"
+    good.write_text("torchrun train.py --lr 1e-3\n")
+    if kind == "a link":
+        odd.symlink_to("nowhere")
+    elif kind == "a directory":
+        odd.mkdir()
+    elif kind == "a named pipe":
+        os.mkfifo(odd)
+    assert main(["config_check", *map(str, (odd, good) if first else (good, odd))]) == 2
+    said = capsys.readouterr().err
+    assert f"{odd}: " in said
+    assert kind in said
+    assert str(good) not in said
+
+
 def test_a_flag_that_one_script_lost_is_not_taken_for_a_default(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """Names of settings alone do not say that the program is Megatron: what Megatron takes by itself cannot be told of it. Where the value
     is another one, the setting is named."""
