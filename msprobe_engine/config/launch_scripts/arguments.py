@@ -75,7 +75,7 @@ def read_options(words: Sequence[Text], where: str, note: Note) -> Options:
         if not equals and len(word) > 1:
             name = show_text(word)
         while not equals and i < count and not is_option(words[i]):
-            if _passed_on(words[i]) and (values or _list_like(words[i])):
+            if _passed_on(words[i]) and (_list_like(words[i]) or (values and not _one_of_few(words[i]))):
                 break
             if values and _is_override(words[i]):
                 break
@@ -110,13 +110,18 @@ def _passed_on(word: Text) -> bool:
     return len(word) == 1 and isinstance(word[0], Unknown) and word[0].many
 
 
+def _one_of_few(word: Text) -> bool:
+    """The word is one of a few texts, so that it is seen whether it can be a value."""
+    return isinstance(word[0], Unknown) and bool(word[0].options)
+
+
 def _list_like(word: Text) -> bool:
     """A variable that by its name holds options, so that it is not the value of the option before it."""
     first = word[0]
     if not isinstance(first, Unknown):
         return False
     if first.options:
-        return any(len(option) != 1 or _OPTION.match(option[0]) for option in first.options)
+        return any(_OPTION.match(option[0]) or _OVERRIDE.match(option[0]) for option in first.options if option)
     return bool(_MANY_WORDS.search(first.source))
 
 

@@ -212,7 +212,8 @@ def test_random_scripts_come_out_as_in_bash(seed: int, tmp_path: Path) -> None:
 
 
 class UndecidedScripts(Scripts):
-    """Half of the conditions ask for a file; loops over the output of a command have as many turns as that has lines."""
+    """Half of the conditions ask for a file; loops over the output of a command have as many turns as that has lines. Functions and loops
+    are left under a condition, and what a shell of its own prints is read."""
 
     def _condition(self) -> str:
         asked = self._one("[ -f mark ]", "[[ -f mark ]]", "test -e mark", "! [ -f mark ]", "grep -q x mark 2>/dev/null")
@@ -224,7 +225,17 @@ class UndecidedScripts(Scripts):
             count = f"for (({name} = 0; {name} < $(cat mark | wc -l); {name}++))"
             loop = self._one(f"for {name} in $(cat mark 2>/dev/null)", f"while read {name}", count)
             tail = " < mark" if loop.startswith("while") else ""
-            return f"{loop}; do A=$B; B=$C; {self._statement(depth + 1)}; C=i; done{tail}"
+            leaves = self._one("", f"{self._condition()} && {self._one('break', 'continue')};")
+            return f"{loop}; do A=$B; B=$C; {self._statement(depth + 1)}; {leaves} C=i; done{tail}"
+        if depth < 2 and self._random.random() < 0.08:
+            leaves = self._one("break", "continue", "return", "B=x; break", "A=r; return 1")
+            body = f"for k in 1 2; do {self._statement(depth + 1)}; {self._condition()} && {{ {leaves}; }}; B=$B$k; done; C=f"
+            return f"g{depth}() {{ {body}; }}; g{depth}; {self._statement(depth + 1)}"
+        if depth < 2 and self._random.random() < 0.1:
+            ends = self._one("echo $B", "exit", "return", "echo x; exit 1", f"echo {self._word(0)}", "B=7")
+            pipe = self._one("", "", " | tr a b")
+            inner = f"{self._statement(depth + 2)} >/dev/null; {self._condition()} {self._one('&&', '||')} {{ {ends}; }}; echo $A"
+            return f"h() {{ {inner}; }}; {self._one('A', 'B', 'C')}=$(h{pipe})"
         return super()._statement(depth)
 
     def script(self) -> str:

@@ -230,6 +230,37 @@ def test_what_cannot_be_decided_is_said_with_its_line(tmp_path: Path) -> None:
     assert any("line 5" in note and "$@" in note for note in found.notes)
 
 
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [
+        ('T=$(if [ "$(hostname)" = node7 ]; then echo 4; else echo 8; fi)', "'4' or '8'"),
+        ("T=$(case $(hostname) in a) echo 4;; *) echo 8;; esac)", "'4' or '8'"),
+        ("T=$([ -f c ] && echo 4 || echo 8)", "output of a command"),
+        ("f() { [ -f c ] || { echo 4; return; }; echo 8; }; T=$(f)", "output of a command"),
+        ("f() { if [ -f c ]; then echo 4; else echo 8; fi; }; T=$(f | tail -1)", "output of a command"),
+        ("T=$(for i in 4 8; do echo $i; [ -f c ] && break; done | tail -1)", "output of a command"),
+        ("T=$(while read x; do echo 4; done < c)", "'4' or ''"),
+        ("if [ -f c ]; then f() { echo 4; }; else f() { echo 8; }; fi; T=$(f)", "'4' or '8'"),
+        ("f() { if [ -f c ]; then T=4; return; fi; T=8; }; f", "'8' or '4'"),
+        ("for T in 4 8; do [ -f c ] && break; done", "line 1 ([ -f c ]) holds"),
+    ],
+)
+def test_what_ways_of_an_undecided_condition_give_is_no_known_value(script: str, said: str, tmp_path: Path) -> None:
+    """What is printed or set on one way only, in a shell of its own, a function or a loop that may be left, is not known; the ways are said
+    where they are few."""
+    found = collected(tmp_path, f"{script}\ntorchrun train.py --tp $T --lr 1\n").values
+    assert not found["tp"].known
+    assert said in found["tp"].why
+    assert found["lr"].known
+
+
+def test_what_all_ways_print_and_what_goes_elsewhere_leaves_the_value_known(tmp_path: Path) -> None:
+    """Ways that print the same give that; a redirection behind ``fi`` counts for all of them."""
+    script = "A=$(if [ -f c ]; then echo 4; else echo 4; fi)\nB=$(if [ -f c ]; then echo 4; fi >&2; echo 8)\n"
+    found = collected(tmp_path, script + "torchrun train.py --a $A --b $B\n").values
+    assert [(found[key].value, found[key].known) for key in "ab"] == [("4", True), ("8", True)]
+
+
 def test_a_training_under_an_undecided_condition_has_its_condition(tmp_path: Path) -> None:
     """Both launches of an if that cannot be decided are found, each with what has to hold; a branch that ends the script is none."""
     found = collected(

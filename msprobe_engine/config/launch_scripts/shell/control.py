@@ -8,24 +8,26 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterator
+from dataclasses import replace
+from functools import partial
+from typing import Any
 
 from msprobe_engine.config.launch_scripts.shell import syntax
 from msprobe_engine.config.launch_scripts.shell.conditions import double_bracket, opposite
 from msprobe_engine.config.launch_scripts.shell.context import Context, short
-from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Leave, Return
+from msprobe_engine.config.launch_scripts.shell.control_exceptions import Break, Leave
 from msprobe_engine.config.launch_scripts.shell.expansion import arithmetic, patterns
 from msprobe_engine.config.launch_scripts.shell.expansion.expand import Expander
 from msprobe_engine.config.launch_scripts.shell.expansion.parameters import NotKnown
-from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, known_text, merge, show_text
+from msprobe_engine.config.launch_scripts.shell.values import Known, Place, State, Status, Text, Unknown, known_text, show_text
+from msprobe_engine.config.launch_scripts.shell.ways import Way, Ways, join_output
 
 MAX_ITERATIONS = 5_000
 MAX_REPEATED = 8
 """Turns of a loop whose number is not known; each takes what the one before has changed as not known, so two or three are enough."""
 
-Way = tuple[str, Callable[[State], Status] | None]
 
-
-class Control:
+class Control(Ways):
     """Walks commands. `simple`, `command`, `script` and `capture_output` are left to `evaluate.Evaluator`.
 
     Args:
@@ -34,11 +36,9 @@ class Control:
     """
 
     def __init__(self, context: Context, find: Callable[[str, State, Place], tuple[str, str] | None]) -> None:
-        self.context = context
+        super().__init__(context, Expander(context, self.capture_output))
         self.find = find
-        self.expander = Expander(context, self.capture_output)
         self.input: Text | None = None
-        self.output: list[Text] | None = None
         self._walks: dict[type, Callable[..., Status]] = {
             syntax.Simple: self.simple,
             syntax.Pipeline: self._pipeline,
@@ -46,9 +46,9 @@ class Control:
             syntax.CommandList: self._sequence,
             syntax.Group: self._group,
             syntax.If: self._if,
-            syntax.While: self._while,
-            syntax.For: self._for,
-            syntax.CountingFor: self._counting_for,
+            syntax.While: partial(self._loop, self._while),
+            syntax.For: partial(self._loop, self._for),
+            syntax.CountingFor: partial(self._loop, self._counting_for),
             syntax.Case: self._case,
             syntax.Function: self._function,
             syntax.Test: self._test,
@@ -94,10 +94,12 @@ class Control:
     def aside(self, command: syntax.Command, state: State) -> Status:
         """A command in a shell of its own: what it sets is gone afterwards."""
         inner = state.copy()
-        try:
-            return self.run(command, inner)
-        except Leave as leave:
-            return leave.status
+        with self.joining(inner, Leave) as joined:
+            try:
+                status = self.run(command, inner)
+            except Leave as leave:
+                status = leave.status
+        return None if joined else status
 
     def _group(self, group: syntax.Group, state: State) -> Status:
         given = self.input
@@ -144,41 +146,6 @@ class Control:
         elif isinstance(command, syntax.Test):
             source = " ".join(item if isinstance(item, str) else source_of(item) for item in command.items)
         return f"the condition in line {line}{f' ({short(source)})' if source else ''}"
-
-    def either(self, state: State, ways: list[Way], line: int) -> list[Status]:
-        """Go several ways, each from the state as it is, and put the state together again.
-
-        A way that ends the script does not count, unless all do.
-
-        Args:
-            ways: what has to hold for a way to be gone, and the way; None: nothing happens.
-        """
-        at = self.expander.place(line)
-        ends: list[State] = []
-        statuses: list[Status] = []
-        leaves: list[Leave] = []
-        for phrase, way in ways:
-            branch = state.copy()
-            self.context.conditions.append(phrase)
-            try:
-                statuses.append(way(branch) if way is not None else None)
-                ends.append(branch)
-            except Leave as leave:
-                leaves.append(leave)
-                if isinstance(leave, (Return, Break)):
-                    self.context.add_note(
-                        at, f"whether {phrase} cannot be decided; a function or loop may be left there, which is not followed"
-                    )
-            finally:
-                self.context.conditions.pop()
-        if not ends:
-            raise leaves[0]
-        result = ends[0]
-        for other in ends[1:]:
-            result = merge(result, other, f"depends on whether {ways[0][0]}", at)
-            self.context.spend(len(result.scopes[0]))
-        state.become(result)
-        return statuses
 
     def _if(self, command: syntax.If, state: State) -> Status:
         undecided: list[tuple[syntax.CommandList, str]] = []
@@ -243,15 +210,26 @@ class Control:
         except patterns.PatternTooLong:
             return None
 
-    def _loop(self, body: syntax.CommandList, state: State) -> bool:
+    def _loop(self, walk: Callable[[Any, State], Status], command: syntax.Command, state: State) -> Status:
+        """All turns of a loop."""
+        with self.joining(state, Break) as joined:
+            status = walk(command, state)
+        for way in joined:
+            leave = way.leave
+            if isinstance(leave, Break) and leave.levels > 1:
+                self.keep(replace(way, leave=Break(leave.levels - 1, leave.goes_on)))
+        return None if joined else status
+
+    def _turn(self, body: syntax.CommandList, state: State) -> bool:
         """One turn; False: the loop is left."""
-        try:
-            self.run(body, state)
-        except Break as leave:
-            if leave.levels > 1:
-                raise Break(leave.levels - 1, leave.goes_on) from None
-            return leave.goes_on
-        return True
+        with self.joining(state, Break, turn=True):
+            try:
+                self.run(body, state)
+            except Break as leave:
+                if leave.levels > 1:
+                    raise Break(leave.levels - 1, leave.goes_on) from None
+                return leave.goes_on
+            return True
 
     def _perhaps(self, body: syntax.CommandList, phrase: str, state: State, line: int) -> None:
         """A loop that may have any number of turns: what a turn changes is not known, so turns are read until they change nothing more."""
@@ -259,22 +237,12 @@ class Control:
         for _ in range(MAX_REPEATED):
             before = state.copy()
             del self.context.started[started:]
-            self.either(state, [(phrase, lambda s: self._loop(body, s) or None), ("", None)], line)
+            self.either(state, [(phrase, lambda s: self._turn(body, s) or None), ("", None)], line)
             if (before.scopes, before.positional, before.directory) == (state.scopes, state.positional, state.directory):
                 return
         self.context.add_note(self.expander.place(line), "a loop changes variables in a way that is not followed to its end")
 
     def _while(self, command: syntax.While, state: State) -> Status:
-        given = self.input
-        self.input = self.redirections(command.redirections, state, given)
-        try:
-            with self.divert_output(command.redirections, state):
-                return self._turns(command, state)
-        finally:
-            if command.redirections:
-                self.input = given
-
-    def _turns(self, command: syntax.While, state: State) -> Status:
         for turn in range(MAX_ITERATIONS):
             before, read = state.copy() if turn < 3 else None, self.input
             status = self.run(command.condition, state)
@@ -285,10 +253,11 @@ class Control:
                 self.context.add_note(self.expander.place(command.line), f"{label} of a loop cannot be decided; its body is read once")
                 self._perhaps(command.body, f"{label} holds", state, command.line)
                 return None
-            if not status or not self._loop(command.body, state):
+            if not status or not self._turn(command.body, state):
                 return True
             if before is not None and before.scopes == state.scopes and before.positional == state.positional and self.input is read:
                 self.context.add_note(self.expander.place(command.line), "a loop without end; its body is read once")
+                self.unknown_output("while", self.expander.place(command.line))
                 return True
         self.context.add_note(
             self.expander.place(command.line), f"a loop of more than {MAX_ITERATIONS} turns; the rest of them is not read"
@@ -305,7 +274,7 @@ class Control:
             self.expander.assign(command.name, item, state)
             if several:
                 self._perhaps(command.body, f"the loop in line {command.line} has a turn for {show_text(item)}", state, command.line)
-            elif not self._loop(command.body, state):
+            elif not self._turn(command.body, state):
                 break
         if len(items) > MAX_ITERATIONS:
             self.context.add_note(
@@ -319,7 +288,7 @@ class Control:
             for _ in range(MAX_ITERATIONS):
                 if command.check.parts and not self.expander.number(command.check, state):
                     return True
-                if not self._loop(command.body, state):
+                if not self._turn(command.body, state):
                     return True
                 self.expander.number(command.step, state)
         except (NotKnown, arithmetic.SumError):
@@ -332,7 +301,7 @@ class Control:
         return None
 
     def _function(self, command: syntax.Function, state: State) -> Status:
-        state.functions = {**state.functions, command.name: (command.body, self.expander.file)}
+        state.functions = {**state.functions, command.name: ((command.body, self.expander.file),)}
         return True
 
     def _test(self, command: syntax.Test, state: State) -> Status:
@@ -385,18 +354,6 @@ class Control:
             plain = redirection.operator in (">", ">>", ">|", "&>", "&>>") and path and path != "/dev/null"
             target = (path or "" if plain else "", redirection.operator.endswith(">>"))
         return target
-
-    def emit(self, text: Text) -> None:
-        """Output of a command that the reader knows."""
-        if self.output is not None:
-            self.output.append(text)
-
-    def unknown_output(self, source: str, at: Place) -> None:
-        self.emit((Unknown(short(source), "is the output of a command", at),))
-
-
-def join_output(output: list[Text]) -> Text:
-    return tuple(piece for text in output for piece in text)
 
 
 def source_of(word: syntax.Word) -> str:

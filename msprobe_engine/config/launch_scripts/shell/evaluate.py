@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
+from functools import partial
 
 from msprobe_engine.config.launch_scripts.shell.assignments import assign
 from msprobe_engine.config.launch_scripts.shell.commands import builtins
@@ -14,7 +15,7 @@ from msprobe_engine.config.launch_scripts.shell.commands.call import Call
 from msprobe_engine.config.launch_scripts.shell.commands.filters import filter_text
 from msprobe_engine.config.launch_scripts.shell.commands.wrappers import Unwrapped, unwrap
 from msprobe_engine.config.launch_scripts.shell.context import Context, Exhausted, Started, short
-from msprobe_engine.config.launch_scripts.shell.control import Control, join_output
+from msprobe_engine.config.launch_scripts.shell.control import Control
 from msprobe_engine.config.launch_scripts.shell.control_exceptions import Leave, Return
 from msprobe_engine.config.launch_scripts.shell.expansion import braces
 from msprobe_engine.config.launch_scripts.shell.grammar import ScriptReader
@@ -32,6 +33,7 @@ from msprobe_engine.config.launch_scripts.shell.values import (
     show_text,
     unknown_of,
 )
+from msprobe_engine.config.launch_scripts.shell.ways import Way, join_output
 
 MAX_SCRIPTS_DEEP = 12
 
@@ -119,7 +121,12 @@ class Evaluator(Control):
                 return self.command(fields[1:], arguments, prefix, state, place)
             return self._external(fields, prefix, state, place)
         if name in state.functions:
-            return self._call(name, fields[1:], prefix, state)
+            bodies = [partial(self._call, body, fields[1:], prefix) for body in state.functions[name]]
+            if len(bodies) == 1:
+                return bodies[0](state)
+            ways: list[Way] = [(f"{name} is that of definition {i + 1}", body) for i, body in enumerate(bodies)]
+            self.either(state, ways, place.line)
+            return None
         if name in builtins.TABLE:
             return self._with_prefix(prefix, state, lambda: builtins.TABLE[name](Call(self, state, fields, arguments, place)))
         return self._external(fields, prefix, state, place)
@@ -135,17 +142,20 @@ class Evaluator(Control):
         finally:
             del state.scopes[depth - 1]
 
-    def _call(self, name: str, arguments: list[Text], prefix: dict[str, Text], state: State) -> Status:
-        body, file = state.functions[name]
+    def _call(self, function: tuple[object, str], arguments: list[Text], prefix: dict[str, Text], state: State) -> Status:
+        body, file = function
         positional, before = state.positional, self.expander.file
         state.scopes.append({key: Variable(value, exported=True) for key, value in prefix.items()})
         depth = len(state.scopes)
         state.positional = self._arguments(arguments)
         self.expander.file = file
         try:
-            return self.run(body, state)  # type: ignore[arg-type]
-        except Return as leave:
-            return leave.status
+            with self.joining(state, Return) as joined:
+                try:
+                    status = self.run(body, state)  # type: ignore[arg-type]
+                except Return as leave:
+                    status = leave.status
+            return None if joined else status
         finally:
             del state.scopes[depth - 1 :]
             state.positional = positional
@@ -212,9 +222,8 @@ class Evaluator(Control):
         return tuple(out)
 
     def capture_output(self, part: Substitution, state: State) -> Text:
-        """``$(...)``: known where all that writes is the shell itself."""
+        """``$(...)``: known where all that writes is the shell itself, and no condition that only a run decides stands before it."""
         place = self.expander.place(part.line)
-        unknown: Text = (Unknown(short(part.source), "is the output of a command, which is not run", place),)
         output, given = self.output, self.input
         self.output, self.input = [], None
         self.context.capturing += 1
@@ -225,9 +234,16 @@ class Evaluator(Control):
             self.context.capturing -= 1
             self.output, self.input = output, given
         value = known_text(text)
-        if value is None:
-            return unknown
-        return (Known(value.rstrip("\n"), place),)
+        if value is not None:
+            return (Known(value.rstrip("\n"), place),)
+        unknown = [piece for piece in text if isinstance(piece, Unknown)]
+        if len(unknown) > 1 or not unknown[0].options:
+            return (Unknown(short(part.source), "is the output of a command, which is not run", place),)
+        ways = [
+            show_text(tuple(Known(" ".join(option), place) if piece is unknown[0] else piece for piece in text))
+            for option in unknown[0].options
+        ]
+        return (Unknown(short(part.source), unknown[0].why, place, options=tuple((way.rstrip("\n"),) for way in ways)),)
 
 
 def _expand_argument(argument: Assignment) -> Word | None:

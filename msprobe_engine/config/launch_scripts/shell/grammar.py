@@ -125,7 +125,7 @@ class ScriptReader(SimpleCommandReader):
             self.pos += 5
             condition = self.commands("")
             body = self._body()
-            command = syntax.While(condition, body, word == "until", line, self._redirections())
+            command = syntax.While(condition, body, word == "until", line)
         elif word in ("for", "select"):
             self.pos += len(word)
             command = self._for(line, word == "select")
@@ -138,23 +138,25 @@ class ScriptReader(SimpleCommandReader):
             self.pos += 1
             body = self.commands("")
             self._expect("}")
-            command = syntax.Group(body, False, line, self._redirections())
+            command = syntax.Group(body, False, line)
         elif word == "function" and (match := _FUNCTION_WORD.match(self.text, self.pos)):
             command = self._function(match, line)
         elif self.peek("((") and (expression := self.calculation()) is not None:
             command = syntax.Calculation(expression, line)
-            self._redirections()
         elif self.peek("("):
             self.pos += 1
             body = self.commands(")")
             if not self.peek(")"):
                 raise self.error("'(' is not closed")
             self.pos += 1
-            command = syntax.Group(body, True, line, self._redirections())
+            command = syntax.Group(body, True, line)
         elif word not in _CLOSING and (match := _FUNCTION.match(self.text, self.pos)):
             command = self._function(match, line)
         else:
             command = self._simple(line)
+        redirections = self._redirections()
+        if redirections:
+            command = syntax.Group(syntax.CommandList((command,), line), False, line, redirections)
         self.depth -= 1
         return command
 
@@ -187,7 +189,6 @@ class ScriptReader(SimpleCommandReader):
                 self._expect("fi")
             elif word != "fi":
                 raise self.error("'fi' is expected")
-            self._redirections()
             return syntax.If(tuple(branches), otherwise, line)
 
     def _for(self, line: int, asks: bool) -> syntax.For | syntax.CountingFor:
@@ -232,7 +233,6 @@ class ScriptReader(SimpleCommandReader):
             self._expect("}")
         else:
             body = self._body()
-        self._redirections()
         return body
 
     def _words(self) -> list[syntax.Word]:
@@ -256,7 +256,6 @@ class ScriptReader(SimpleCommandReader):
             self._separators()
             if self._peek_reserved_word() == "esac":
                 self.pos += 4
-                self._redirections()
                 return syntax.Case(subject, tuple(branches), line)
             if self.peek("("):
                 self.pos += 1
@@ -298,7 +297,6 @@ class ScriptReader(SimpleCommandReader):
                 raise self.error(f"'{self.text[self.pos]}' is not expected in '[['")
             plain = word.plain()
             if plain == "]]" and not regex:
-                self._redirections()
                 return syntax.Test(tuple(items), line)
             regex = plain == "=~"
             items.append(word)

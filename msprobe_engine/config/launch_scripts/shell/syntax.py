@@ -177,7 +177,6 @@ class While:
     body: CommandList
     until: bool
     line: int
-    redirections: tuple[Redirection, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)

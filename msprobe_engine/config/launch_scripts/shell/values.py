@@ -46,6 +46,9 @@ class Unknown:
     options: tuple[tuple[str, ...], ...] = ()
 
 
+MAX_OPTIONS = 8
+"""Ways of a branch whose texts are listed."""
+
 Piece = Known | Unknown
 Text = tuple[Piece, ...]
 """A text in pieces; it is known when all of them are."""
@@ -115,7 +118,7 @@ class State:
         positional: ``$1``, ...; a text that is an unknown number of words stands for as many of them. None: those of the script, not given.
         name: ``$0``.
         directory: working directory; None: not known.
-        functions: name -> (tree, file).
+        functions: name -> (tree, file); several where it is not decided which of them it is.
         allexport: ``set -a``.
         status: of the last command; None: not known.
     """
@@ -124,7 +127,7 @@ class State:
     positional: tuple[Text, ...] | None
     name: str
     directory: str | None
-    functions: dict[str, tuple[object, str]] = field(default_factory=dict)
+    functions: dict[str, tuple[tuple[object, str], ...]] = field(default_factory=dict)
     allexport: bool = False
     status: Status = True
     written: dict[str, Text] = field(default_factory=dict)
@@ -198,10 +201,22 @@ def merge(own: State, other: State, why: str, place: Place) -> State:
         )
         out.positional = tuple(_merged_lists(own_words, other_words, "@", why, place))
     out.directory = own.directory if own.directory == other.directory else None
-    out.functions = {**other.functions, **own.functions}
+    if own.functions != other.functions:
+        for name, bodies in other.functions.items():
+            ours = own.functions.get(name, ())
+            out.functions[name] = (*ours, *(body for body in bodies if body not in ours))
     out.status = own.status if own.status == other.status else None
     out.written = {path: text for path, text in own.written.items() if other.written.get(path) == text}
     return out
+
+
+def either_text(source: str, texts: Sequence[Text], why: str, at: Place) -> Text:
+    """What one of several ways gives; where they differ and are known, these are its options."""
+    if all(text == texts[0] for text in texts):
+        return texts[0]
+    known = list(dict.fromkeys(known_text(text) for text in texts))
+    few = None not in known and len(known) <= MAX_OPTIONS
+    return (Unknown(source, why, at, options=tuple((text or "",) for text in known) if few else ()),)
 
 
 def _merge_variables(name: str, own: Variable | None, other: Variable | None, why: str, place: Place) -> Variable:

@@ -125,14 +125,17 @@ def _source(call: Call) -> Status:
     positional = call.state.positional
     if len(call.fields) > 2:
         call.state.positional = tuple(call.fields[2:])
+    status: Status = True
     try:
-        call.evaluator.script(script[0], script[1], call.state)
-    except Return as leave:
-        return leave.status
+        with call.evaluator.joining(call.state, Return) as joined:
+            try:
+                call.evaluator.script(script[0], script[1], call.state)
+            except Return as leave:
+                status = leave.status
     finally:
         if len(call.fields) > 2:
             call.state.positional = positional
-    return True
+    return None if joined else status
 
 
 def _cd(call: Call) -> Status:

@@ -137,7 +137,8 @@ class Expander(Parameters):
                 continue
             if isinstance(piece, Unknown):
                 current = current or []
-                current.append(replace(piece, many=True))
+                words = tuple(tuple(word for text in option for word in text.split()) for option in piece.options)
+                current.append(replace(piece, many=True, options=words))
                 continue
             for kind, text in split_fields(piece.text, separators):
                 if kind == "end":
