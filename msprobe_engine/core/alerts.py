@@ -35,3 +35,8 @@ class Alert:
     micro_step: int = -1
     order: int = -1
     extra: dict[str, Any] = field(default_factory=dict)
+
+    @property
+    def count(self) -> int:
+        """It and those of its rule that have no alert of their own in this step: there is a largest number (``max_alerts``)."""
+        return 1 + int(self.extra.get("more", 0))

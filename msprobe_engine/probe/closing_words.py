@@ -62,6 +62,9 @@ class ClosingWords:
         self._looked_at = 0
         self._to_dump = set(settings.dump.step) if settings.dump is not None else set[int]()
         self._alerts: Counter[str] = Counter()
+        self._named = 0
+        self._alert_steps = 0
+        self._alert_step: int | None = None
         self._began: list[Alert] = []
         """Alerts of the first step that has any."""
         self._seconds: dict[bool, deque[float]] = {True: deque(maxlen=_KEPT), False: deque(maxlen=_KEPT)}
@@ -84,7 +87,10 @@ class ClosingWords:
         """Count what has fired; what an alert says is over has been counted when it began."""
         for alert in alerts:
             if not alert.extra.get("over"):
-                self._alerts[alert.rule] += 1
+                self._alerts[alert.rule] += alert.count
+                self._named += 1
+                self._alert_steps += alert.step != self._alert_step
+                self._alert_step = alert.step
                 if len(self._began) < _KEPT and (not self._began or alert.step == self._began[0].step):
                     self._began.append(alert)
 
@@ -133,9 +139,11 @@ class ClosingWords:
             return f"none {scope}".strip() if watched else ""
         counts = ", ".join(f"{rule} {count}" for rule, count in self._alerts.most_common(4))
         others = ", ..." if len(self._alerts) > 4 else ""
+        total = sum(self._alerts.values())
+        steps = f" in {self._alert_steps} steps" if self._alert_steps > 1 else ""
+        named = f", {self._named} of them written by name" if self._named < total else ""
         return (
-            f"{sum(self._alerts.values())} {scope}".strip()
-            + f" ({counts}{others}); first: {_shorten_message(one_line(_earliest(self._began)))}"
+            f"{total} {scope}".strip() + f"{steps} ({counts}{others}){named}; first: {_shorten_message(one_line(_earliest(self._began)))}"
         )
 
     def _slow_down(self) -> str:

@@ -331,7 +331,8 @@ class Announcer:
             first = min(of_cause, key=lambda alert: (alert.order < 0, alert.order))
             level = logging.ERROR if any(alert.severity == "critical" for alert in of_cause) else logging.WARNING
             again = "" if steps == 1 or _is_over(of_cause) else f"{first.rule} goes on (every {REPEAT_EVERY} steps): "
-            more = f" (and {len(of_cause) - 1} more in step {first.step})" if len(of_cause) > 1 else ""
+            others = sum(alert.count for alert in of_cause if _is_over([alert]) == _is_over([first])) - first.count
+            more = f" (and {others} more in step {first.step})" if others else ""
             _log.log(level, "ALERT %s%s%s", again, first.message, more)
 
 

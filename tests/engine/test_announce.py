@@ -5,6 +5,10 @@ import dataclasses
 import pytest
 
 from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.records import Frame
+from msprobe_engine.core.settings.load import load_settings
+from msprobe_engine.core.statistics.rows import empty
+from msprobe_engine.probe.closing_words import ClosingWords
 from msprobe_engine.probe.pipeline import Announcer
 
 
@@ -23,6 +27,22 @@ def test_a_flood_is_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     assert lines[0] == "nan_inf: born step 0 (and 999 more in step 0)"
     again = "nan_inf goes on (every 100 steps): nan_inf: born step"
     assert lines[1:] == [f"{again} {step} (and 999 more in step {step})" for step in (100, 200)]
+
+
+def test_alerts_that_are_counted_only(capsys: pytest.CaptureFixture[str]) -> None:
+    """Those of which no alert is written count, on the console as in the closing words; what a message says itself is not said twice."""
+    announcer, closing = Announcer(), ClosingWords(load_settings({"monitor": True}), 1)
+    many = alerts(3, 20)
+    many[-1] = dataclasses.replace(many[-1], extra={"more": 40})
+    for step in (3, 4):
+        of_step = [dataclasses.replace(alert, step=step) for alert in many]
+        announcer.report_alerts(of_step)
+        closing.on_frame(Frame(step, 0, empty(0), scalars={}), of_step)
+    assert capsys.readouterr().err.splitlines()[-1].endswith("(and 59 more in step 3)")
+    assert "120 in 2 steps (nan_inf 120), 40 of them written by name" in closing.text([], {})
+    alone = dataclasses.replace(alerts(9, 1, "loss_spike")[0], message="a (and 7 more)", extra={"more": 7})
+    announcer.report_alerts([alone])
+    assert capsys.readouterr().err.splitlines()[-1].endswith("ALERT a (and 7 more)")
 
 
 @pytest.mark.parametrize(("rule", "pause", "anew"), [("loss_spike", 1, True), ("nan_inf", 10, False), ("nan_inf", 21, True)])

@@ -44,7 +44,9 @@ def diagnose_monitor(run: Run) -> Diagnosis:
         diagnosis.finding, diagnosis.alert = _finding_of(first), True
         diagnosis.suspects = [_of_alerts(group) for group in critical[:MOST_SUSPECTS]]
         if len(loaded.anomalies) > 1:
-            diagnosis.evidence.append(Sentence("{0} alerts; this is the first in the order of execution.", len(loaded.anomalies)))
+            named, more = len(loaded.anomalies), sum(anomaly.more for anomaly in loaded.anomalies)
+            said = Sentence(", {0} of them written by name", named) if more else ""
+            diagnosis.evidence.append(Sentence("{0} alerts{1}; this is the first in the order of execution.", named + more, said))
             diagnosis.next.append(f"msprobe monitor analyze {shlex.quote(str(run.path))}")
         if first.next:
             diagnosis.evidence.append(Sentence("What the rule says to do: {0}", first.next))

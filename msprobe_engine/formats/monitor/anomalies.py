@@ -46,6 +46,7 @@ class Anomaly:
         after_backward: it is of a call that follows the last backward call of its rank in the step.
         mates: ranks of its pipeline.
         next: what to do, in words; ``""``: nobody said.
+        more: further ones of its rule and step that have no alert of their own.
         differing: where `rank` speaks for several (replicas that are not equal): those of a minority, or all where no value has a majority.
     """
 
@@ -68,6 +69,7 @@ class Anomaly:
     meaning: str = ""
     next: str = ""
     differing: tuple[int, ...] = ()
+    more: int = 0
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -217,6 +219,7 @@ def from_alert(alert: Mapping[str, Any], rank: int, pipelines: Mapping[int, tupl
         meaning=str(extra.get("meaning", "")),
         next=str(extra.get("next", "")),
         differing=differing,
+        more=max(_number(extra.get("more"), 0), 0),
     )
 
 

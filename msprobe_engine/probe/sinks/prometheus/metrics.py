@@ -156,7 +156,7 @@ class RankMetrics:
             self._active[key] = False
         for alert in alerts:
             pair = (alert.rule, alert.kind)
-            self._anomalies[pair] = self._anomalies.get(pair, 0) + 1 + int(alert.extra.get("more", 0))
+            self._anomalies[pair] = self._anomalies.get(pair, 0) + alert.count
             self._last_anomaly[pair] = alert.step
             self._active[(alert.rule, alert.kind, alert.severity)] = True
             if alert.severity == "critical":
