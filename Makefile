@@ -157,7 +157,7 @@ test-touched: venv-mcore19
 	done
 
 # The existing tool beside the torch and the MindSpore that are here already: its environments see theirs. 8.1.1 has an old pyOpenSSL and any
-# Twisted, which (26.10) cannot be imported without service-identity: 24.2.0 is of the age of that pyOpenSSL.
+# Twisted, which (26.10) cannot be imported without service-identity: 24.2.0 is of the age of that pyOpenSSL. MindSpore crashes beside numpy 2.
 venv-existing: $(VENV)/.installed venv-mindspore
 	@make_existing() { \
 	  [ -x "$$2/bin/python" ] || return 0; \
@@ -168,7 +168,7 @@ venv-existing: $(VENV)/.installed venv-mindspore
 	}; \
 	identity=service-identity==24.2.0; \
 	make_existing .venvs/existing-26 $(VENV) 26.2.0 ""; make_existing .venvs/existing-81 $(VENV) 8.1.1 $$identity; \
-	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0 ""; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1 $$identity
+	make_existing .venvs/existing-ms-26 $(MINDSPORE_DIR) 26.2.0 "numpy<2"; make_existing .venvs/existing-ms-81 $(MINDSPORE_DIR) 8.1.1 "$$identity numpy<2"
 
 # Tests in the main environment that start MindSpore programs find this environment by MINDSPORE_ENVIRONMENT, which `tests-%` sets.
 test-mindspore: venv-mindspore tests-mindspore

@@ -39,7 +39,7 @@ def api_base(name: str) -> str:
 
 def header(d: Difference, _: Context) -> bool:
     facts = ("rank", "world_size", "dumped_ranks", "run_began", "step_ended")
-    more = (*facts, "nonfinite_counts", "micro_steps", "summary_mode", "selection", "lost", "written_with")
+    more = (*facts, "nonfinite_counts", "micro_steps", "summary_mode", "selection", "lost", "written_with", "tensor_wait_seconds")
     return d.kind == "header" and d.place in more and d.theirs is None
 
 
