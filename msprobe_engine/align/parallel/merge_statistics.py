@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Sequence
+from itertools import pairwise
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -106,6 +107,12 @@ def close(target: Floats, golden: Floats, tolerance: float = SAME) -> bool:
         )
         near = np.abs(target - golden) <= tolerance * scale
     return bool((near | (np.isnan(target) & np.isnan(golden))).all())
+
+
+def are_unlike(pieces: Floats) -> bool:
+    """There are several pieces, and no two of them say the same."""
+    ordered = pieces[np.argsort(pieces[:, 3], kind="stable")]
+    return len(pieces) > 1 and not any(close(one, other) for one, other in pairwise(ordered))
 
 
 def distance(value: Floats, golden: Floats) -> float:

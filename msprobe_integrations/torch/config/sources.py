@@ -239,8 +239,9 @@ def _wrappers(models: Sequence[nn.Module]) -> dict[str, Any]:
         if kind == "DistributedDataParallel" and "ddp.gradient_as_bucket_view" not in values:
             names = ("find_unused_parameters", "gradient_as_bucket_view", "static_graph", "broadcast_buffers", "bucket_bytes_cap")
             values.update({f"ddp.{name}": plain_data(getattr(module, name)) for name in names if hasattr(module, name)})
+            of_torch = isinstance(module, nn.parallel.DistributedDataParallel)  # Megatron's class has the same name, and no hooks
             with suppress(MissingNameError):  # what puts the gradients of the ranks together in DDP's place
-                hooks = [hook for hook, _ in need(module, "_comm_hooks", for_="setting ddp.comm_hook of the pack")]
+                hooks = [hook for hook, _ in need(module, "_comm_hooks", for_="setting ddp.comm_hook of the pack")] if of_torch else []
                 if hooks:
                     values["ddp.comm_hook"] = ", ".join(f"{hook.__module__}.{_name_of(hook)}" for hook in hooks)
         elif kind == "FullyShardedDataParallel" and "fsdp1.sharding_strategy" not in values:

@@ -243,3 +243,11 @@ def test_parts_of_a_sum_are_no_pieces() -> None:
     assert made is not None
     assert made.value is None
     assert made.sure
+
+
+def test_pieces_that_are_unlike() -> None:
+    """Pieces are unlike where no two of them, in whatever order, have the same statistics; one alone is not."""
+    pieces = np.array([[1.0, -1.0, 0.0, 3.0], [2.0, -1.0, 0.0, 4.0], [1.0, -1.0, 0.0, 2.0]])
+    assert merge_statistics.are_unlike(pieces)
+    assert not merge_statistics.are_unlike(pieces[:1])
+    assert not merge_statistics.are_unlike(pieces[[0, 1, 2, 0]])

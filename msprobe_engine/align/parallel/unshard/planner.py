@@ -24,6 +24,7 @@ from msprobe_engine.align.parallel.unshard.number_shares import NumberShares
 from msprobe_engine.align.parallel.unshard.partial_sums import Call, PartialSums
 from msprobe_engine.align.parallel.unshard.plan import LOCAL, PART, UNCLEAR, UPDATE, MergedRow, MergePlan
 from msprobe_engine.align.parallel.unshard.rows_by_kind import RowsByKind
+from msprobe_engine.core.operator_traits import MOVES
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import distances
 
@@ -235,7 +236,8 @@ class _Planner:
         if made is None or made.golden is None or i in self._plan.skipped:
             return made
         call.shared |= side.role[i] == INPUT and made.need != made.other
-        apart = made.need == len(pieces) > 1 and made.other == len(golden_pieces) > 1  # no two pieces of either side say the same
+        apart = made.need == len(pieces) > 1 and made.other == len(golden_pieces) > 1  # the whole takes all pieces of both sides
+        apart = apart or (merge_statistics.are_unlike(pieces) and merge_statistics.are_unlike(golden_pieces))
         of_parts = call.parts > 0 and (apart or (call.backward and side.ops[call.op].split(".")[1] in ADDING))
         linear = call.backward and pair.several and 0 < call.parts == call.tensors  # what is made of shares of micro batches alone
         forward = pair.kinds[call.op][0] == "forward"
@@ -257,7 +259,9 @@ class _Planner:
         update &= not (pair.holds_all or (made.need == made.other == 1 and not long))
         of_some = min(pair.target.micro, pair.golden.micro) > 1 and len(pieces) == len(golden_pieces) == 1
         update |= single and (call.update or of_some)  # made of what is not compared, or in another order of micro batches
-        gives = op in pair.owned and side.role[i] == OUTPUT and not single  # what a parameter's own update gives out is judged
+        # what a parameter's own update gives out is judged, but for copies of what went in and could not be compared
+        gives = op in pair.owned and side.role[i] == OUTPUT and not single
+        gives &= not (call.update and pair.kinds[op][-1] in MOVES)
         near = AGREES if not single else 0.0 if call.update else pair.near
         if pair.last_backward < op and update and not gives and apart > near:
             self._of_update.add(self._sums.mark(i, pieces))
