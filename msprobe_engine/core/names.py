@@ -59,7 +59,9 @@ _PLACES = {
 """Where a program has a function, a longer place before a shorter one: the prefix of its records."""
 CALLS = tuple(dict.fromkeys(prefix for prefix in _PLACES.values() if prefix and not prefix.endswith("Distributed.")))
 """With what names of calls begin that are no collectives."""
-_CLASS = re.compile(r"(?:torch\.nn|nn|mindspore\.nn|mindspore\.mint\.nn)\.(?:\w+\.)*(?P<cls>[A-Z]\w*)")
+_CLASS = re.compile(
+    r"(?:torch\.nn|nn|mindspore\.nn|mindspore\.mint\.nn)\.(?:\w+\.)*(?P<cls>[A-Z]\w*)(?:\.(?P<method>forward|backward|__call__|construct))?"
+)
 
 
 class ApiName(NamedTuple):
@@ -267,11 +269,12 @@ def layer_of(name: str, vpp_stage: int = 0) -> str:
 
 
 def name_in_records(name: str) -> str:
-    """What records have in their names for a function or a class of modules as a program names it; another name as it is.
+    """What records have in their names for a function, a class of modules or its pass as a program names it; another name as it is.
 
-    >>> name_in_records("torch.nn.functional.softmax"), name_in_records("torch.linalg.norm"), name_in_records("torch.nn.GRU")
-    ('Functional.softmax', 'Torch.norm', '.GRU.')
+    >>> name_in_records("torch.nn.functional.softmax"), name_in_records("torch.linalg.norm"), name_in_records("nn.GRU.forward")
+    ('Functional.softmax', 'Torch.norm', '.GRU.forward')
     """
     if found := _CLASS.fullmatch(name):
-        return f".{found['cls']}."
+        direction = {None: "", "backward": BACKWARD}.get(found["method"], FORWARD)
+        return f".{found['cls']}.{direction}"
     return next((prefix + name.removeprefix(place) for place, prefix in _PLACES.items() if name.startswith(place) and name != place), name)

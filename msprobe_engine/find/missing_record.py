@@ -27,6 +27,7 @@ _SUPPOSED = (
     " which only the outer one is recorded",
     "it was called by another thread, or before the step began and after it ended",
 )
+_UNHEARD = "it has another name: no record of this dump is called so, or like it; dump.json of each rank has the names"
 _STOP = "add it to the list, or leave the key out"
 
 
@@ -117,10 +118,11 @@ def explain_absence(path: Path, name: str) -> Absence:
     answer.reasons = [*list(reasons)[:_SHOWN], *([f"and {len(reasons) - _SHOWN} more like these"] if len(reasons) > _SHOWN else [])]
     if answer.present:
         answer.reasons.append(f"a dump has what a step calls on a rank: it was called in {_where(answer.present)}")
-    if not answer.reasons:
-        answer.supposed = [*_SUPPOSED, f"another step has it: the dump holds {steps_text(dump.steps)} (dump.step)"]
     if not answer.present:
         answer.near = difflib.get_close_matches(name, known, n=_NEAR, cutoff=0.6) or _alike(name, known)
+    if not answer.reasons:
+        unheard = [] if answer.near or answer.present else [_UNHEARD]
+        answer.supposed = [*unheard, *_SUPPOSED, f"another step has it: the dump holds {steps_text(dump.steps)} (dump.step)"]
     return answer
 
 

@@ -265,6 +265,9 @@ CASES: dict[str, tuple[str, dict[str, Any], int, str]] = {
     "no backward pass": ("Module.fc.Linear.backward.0", {}, 1, "no gradient went through it (no grad mode, detached"),
     "a name as Python has it": ("torch.nn.functional.linear", {}, 0, "record     Functional.linear.0.forward"),
     "a class as Python has it": ("torch.nn.Linear", {}, 0, "record     Module.fc.Linear.forward.0"),
+    "the pass of a class": ("nn.Linear.forward", {}, 0, "record     Module.fc.Linear.forward.0"),
+    "a pass that was not recorded": ("torch.nn.Linear.backward", {}, 3, "like it    Functional.linear.0.backward"),
+    "a name that nothing is like": ("gibberish", {}, 3, "perhaps    it has another name: no record of this dump is called so, or like it"),
     "an operator below Python": ("torch.ops.aten.linear", {"records": ("Aten.linear.0.forward",)}, 0, "record     Aten.linear.0.forward"),
     "no operation": ("torch.Tensor.item", {}, 1, "item is never recorded: it is no operation on the data of a tensor"),
     "a name as Python has it, level L0": (
