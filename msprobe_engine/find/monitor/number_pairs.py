@@ -13,6 +13,7 @@ import numpy.typing as npt
 from msprobe_engine.core.records import BATCH_DIGEST, UPDATES_MADE
 from msprobe_engine.formats.monitor.alert_order import Moment, order_of
 from msprobe_engine.formats.monitor.anomalies import word_of
+from msprobe_engine.formats.monitor.completeness import passed_over
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import EMPTY, Key, Series, steps_of
 
@@ -20,6 +21,7 @@ COMPARED = ("norm", "max", "min")
 """What is derived from these says nothing more; a mean is compared beside them, in units of the largest element."""
 Table = Mapping[Any, Series]
 """Of one column: key to numbers."""
+Steps = npt.NDArray[np.int64]
 _OF_UPDATES = re.compile(r"(updates_made|learning_rate|lr|weight_decay|beta[12]|eps|momentum)(?![a-z])", re.I)
 _OF_GROUPS = re.compile(r"(.+)_group_\d+")
 _OUTPUT = re.compile(r"output_?.*")
@@ -81,11 +83,15 @@ def given_besides(target: Iterable[Key], golden: Iterable[Key]) -> set[str]:
     return {name for name in names if _OUTPUT.fullmatch(name.rpartition(".")[2]) and name.rpartition(".")[0] in known}
 
 
-def _list_unpaired_numbers(table: Table, other_table: Table, steps: npt.NDArray[np.int64], what: str) -> Iterator[str]:
-    """Numbers of a table, of steps that both runs have, that another table has not."""
+def _list_unpaired_numbers(table: Table, other_table: Table, steps: Steps, passed: Steps, what: str) -> Iterator[str]:
+    """Numbers of a table, of steps that both runs have, that another table has not, though its run did not pass over the step: one that it
+    has in other steps alone is of those it looked at."""
     for key, series in table.items():
         has = other_table[key].steps if key in other_table else EMPTY.steps
-        for step in np.setdiff1d(np.intersect1d(series.steps, steps), has).tolist():
+        alone = np.setdiff1d(np.intersect1d(series.steps, steps), has)
+        if len(has) and not np.isin(has, passed).any():
+            alone = np.setdiff1d(alone, passed)
+        for step in alone.tolist():
             yield f"{what}{key.name if isinstance(key, Key) else key}, step {step}"
 
 
@@ -101,7 +107,8 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         for k, (one, two) in enumerate(((run, other), (other, run))):
             numbers = {name: one for name, one in of_rank[k].items() if is_compared(name) and name != UPDATES_MADE}
             numbers = {name: one for name, one in numbers.items() if not _is_no_scale(name, one)}
-            alone[k].extend(_list_unpaired_numbers(numbers, _with_groups(of_rank[1 - k], numbers), steps, f"rank {rank}, "))
+            passed = passed_over(two, rank)
+            alone[k].extend(_list_unpaired_numbers(numbers, _with_groups(of_rank[1 - k], numbers), steps, passed, f"rank {rank}, "))
             for family in one.families(rank):
                 ops = [op for op in _list_compared_columns(one, rank, family) if op != "nans"][:1]
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
@@ -110,7 +117,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                     here = _column(one, rank, family, op)
                     besides = given_besides(here, table)
                     mine = {key: series for key, series in here.items() if key.name not in besides}
-                    alone[k].extend(_list_unpaired_numbers(mine, table, steps, f"rank {rank}, {family}/"))
+                    alone[k].extend(_list_unpaired_numbers(mine, table, steps, passed, f"rank {rank}, {family}/"))
         for name in (name for name in scalars if name in theirs and is_compared(name)):
             items += _pair_numbers(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
         families = other.families(rank)

@@ -36,7 +36,14 @@ from msprobe_engine.find.monitor.other_batches import (
 from msprobe_engine.find.monitor.other_scale import without_scale
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
 from msprobe_engine.find.monitor.suspects import MOST_SUSPECTS, row_of, say_again, suspect_of
-from msprobe_engine.formats.monitor.completeness import began_later, missing_parts, other_runs, steps_on_one_side, still_running
+from msprobe_engine.formats.monitor.completeness import (
+    began_later,
+    looked_at_by_one,
+    missing_parts,
+    other_runs,
+    steps_on_one_side,
+    still_running,
+)
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 
@@ -126,6 +133,7 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     diagnosis.remarks = [
         *(said for of_runs in (still_running, other_runs) for run in (target, golden) for said in of_runs(run)),
         *began_later(target, golden),
+        *looked_at_by_one(target, golden),
     ]
     diagnosis.evidence += diagnosis.remarks
     diagnosis.problems += [_said_alone((golden if k else target).path, names) for k, names in enumerate(alone) if names]

@@ -14,6 +14,7 @@ from itertools import islice
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 
 from msprobe_engine.core.io.claims import FURTHER_RUN
 from msprobe_engine.core.log import one_line
@@ -21,6 +22,7 @@ from msprobe_engine.core.process.processes import Process, parse_process
 from msprobe_engine.core.text.ranges import few_ranges, ranks_text, steps_text
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import shorten_text, some
+from msprobe_engine.core.window import Window
 from msprobe_engine.formats.monitor import losses
 from msprobe_engine.formats.monitor.losses import Loss
 from msprobe_engine.formats.monitor.reader import Run
@@ -137,6 +139,33 @@ def steps_on_one_side(target: Run, golden: Run) -> list[str]:
             if len(only) == 1:
                 template = "{0}: {1} of {2} is not in {3} and was not compared"
             sentences.append(Sentence(template, run.path, steps_text(sorted(only)), ranks_text(sorted(ranks)), other.path))
+    return sentences
+
+
+def passed_over(run: Run, rank: int) -> npt.NDArray[np.int64]:
+    """Steps in which a rank looked at no tensors, as its settings say (``first_steps``, ``interval``), ascending."""
+    steps = sorted(run.recorded_steps(rank)[0])
+    monitor = run.info(rank).get("monitor")
+    if not isinstance(monitor, Mapping) or not steps or monitor.get("hot"):
+        return np.zeros(0, np.int64)
+    start, interval, first = (whole(monitor.get(key)) or 0 for key in ("start_step", "interval", "first_steps"))
+    window = Window(start=start, interval=max(interval, 1), first=first)
+    window.is_first(_began(run, rank))
+    return np.array([step for step in steps if not window.is_wanted(step, rank)], np.int64)
+
+
+def looked_at_by_one(target: Run, golden: Run) -> list[str]:
+    """A sentence where one run has looked at tensors in steps that the other has passed over: a training that went on from a checkpoint has
+    first steps of its own."""
+    sentences: list[str] = []
+    for run, other in ((target, golden), (golden, target)):
+        steps: set[int] = set()
+        for rank in set(run.ranks) & set(other.ranks):
+            looked = run.recorded_steps(rank)[0].difference(passed_over(run, rank).tolist())
+            steps |= looked.intersection(passed_over(other, rank).tolist())
+        if steps:
+            template = "{0} looked at tensors in {1}, {2} by its settings did not: of these the numbers of the step alone were compared"
+            sentences.append(Sentence(template, run.path, steps_text(sorted(steps)), other.path))
     return sentences
 
 

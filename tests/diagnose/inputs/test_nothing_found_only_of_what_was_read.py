@@ -407,6 +407,31 @@ def test_a_number_of_one_monitored_run_alone(
     assert phrase in "".join(capsys.readouterr())
 
 
+def _watched(path: Path, begun: int, without: int = -1) -> Path:
+    """A run of steps up to 19 that looks at tensors in its first three and in every fifth; `without`: a step whose tensors are gone."""
+    directory = path / "monitor" / "Nov24_10-00-00-rank0-0000"
+    directory.mkdir(parents=True)
+    steps = range(begun, 20)
+    looked = [step for step in steps if (step < begun + 3 or step % 5 == 0) and step != without]
+    (directory / "scalars_0-99.csv").write_text("step,name,value\n" + "".join(f"{step},loss,{5 - step / 10}\n" for step in steps))
+    table = _TABLE.splitlines()[0] + "\n" + "".join(f"0,a.weight,{step},1.5,0,torch.float32,reduced\n" for step in looked)
+    (directory / "grad_reduced_0-99.csv").write_text(table)
+    monitor = {"start_step": 0, "interval": 5, "first_steps": 3}
+    (directory / "run.json").write_text(json.dumps({"rank": 0, "world_size": 1, "first_step": begun, "monitor": monitor}))
+    return path
+
+
+@pytest.mark.parametrize(("without", "code"), [(-1, 0), (15, 3)])
+def test_first_steps_of_a_run_that_went_on(without: int, code: int, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """It looks at more steps than the whole run, which passes over them by its settings: said, and nothing is missing. A step that both
+    look at is."""
+    target, golden = _watched(tmp_path / "resumed", 11), _watched(tmp_path / "whole", 0, without)
+    assert run("diagnose two", target, golden, tmp_path / "out") == code
+    said = "".join(capsys.readouterr())
+    assert "looked at tensors in steps 11-13" in said
+    assert ("is not in the other run" in said) == bool(code)
+
+
 def test_counts_of_nan_are_found_in_one_run(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     target = _tables(tmp_path / "target")
     damaged = next(target.rglob("grad_reduced*"))
