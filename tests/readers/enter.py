@@ -13,7 +13,7 @@ from msprobe_engine.accuracy.online.tcp.frames import Frame, FrameReader, Kind, 
 from msprobe_engine.accuracy.precheck.calls import read_calls, remarks_on_lists, why_not, without_repeats
 from msprobe_engine.accuracy.result_files import read_results
 from msprobe_engine.accuracy.settings import PrecheckSettings, load_precheck_settings
-from msprobe_engine.config.collect.system import state
+from msprobe_engine.config.collect.repository import state
 from msprobe_engine.core.errors import DumpFormatError, ProbeError
 from msprobe_engine.core.io.input_files import read_input
 from msprobe_engine.core.io.json_text import parse_json

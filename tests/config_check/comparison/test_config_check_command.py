@@ -486,3 +486,18 @@ def test_the_program_of_a_script_is_what_it_starts(
     monkeypatch.setattr("sys.argv", ["msprobe", "config_check"])
     assert main(["config_check", "--verify", "good.zip", "-d", "run.sh"]) == code
     assert word in capsys.readouterr().out
+
+
+def test_one_commit_with_other_changes_in_the_tree_is_a_difference(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Packs of a tree in which the same file is changed, each time to something else: the file is named, and the exit code is 1."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "run.sh").write_text("python train.py --lr 1e-3\n", encoding="utf-8")
+    _commit(tmp_path, "print()")
+    for name, text in (("golden", "print(1)"), ("same", "print(1)"), ("other", "print(2)")):
+        (tmp_path / "train.py").write_text(text, encoding="utf-8")
+        assert main(["config_check", "-d", "run.sh", "-o", f"{name}.zip"]) == 0
+    assert main(["config_check", "same.zip", "golden.zip"]) == 0
+    assert main(["config_check", "other.zip", "golden.zip"]) == 1
+    assert "program.git: train.py" in capsys.readouterr().out

@@ -316,6 +316,43 @@ def test_flags_drivers_and_the_commit_are_compared() -> None:
     assert not compare_system(a, {0: {"host": "c"}}).differences
 
 
+def _run_of(files: object, **more: object) -> dict[int, dict[str, Any]]:
+    git = {"commit": "1", "changed": 1, "changed_files": files, "files_digest": str(files), "unread": 0, **more}
+    return {0: {"program": {"git": {name: value for name, value in git.items() if value is not None}}}}
+
+
+@pytest.mark.parametrize(
+    ("golden", "target", "names", "cannot_tell"),
+    [
+        (_run_of({"train.py": "a"}), _run_of({"train.py": "a"}), [], ""),
+        (_run_of({"train.py": "a"}), _run_of({"train.py": "b"}), ["program.git: train.py"], ""),
+        (_run_of({}, changed=0), _run_of({"train.py": "b"}), ["program.git: train.py"], ""),
+        (_run_of({}, files_digest="staged"), _run_of({}, files_digest="other"), ["program.git: files_digest"], ""),
+        (_run_of({}), _run_of({}, unread=2), [], "2 files of the program were too large"),
+        (_run_of(["train.py"], files_digest=None), _run_of(["train.py"], files_digest=None), [], "of an earlier version"),
+        (
+            _run_of(["train.py"], files_digest=None),
+            _run_of(["model.py"], files_digest=None),
+            ["program.git: model.py", "program.git: train.py"],
+            "earlier",
+        ),
+        (_run_of({}, untracked=1, untracked_files={"x.py": "a"}, untracked_digest="a"), _run_of({}), [], "not in its repository"),
+        (
+            _run_of({}, untracked=1, untracked_files={"x.py": "a"}, untracked_digest="a"),
+            _run_of({}, untracked=1, untracked_files={"x.py": "b"}, untracked_digest="b"),
+            ["program.git: x.py"],
+            "",
+        ),
+    ],
+)
+def test_files_of_a_program_of_one_commit(golden: Any, target: Any, names: list[str], cannot_tell: str) -> None:
+    """Changed, staged and untracked files are compared by what they hold; what no digest says cannot be told."""
+    sheet = compare_system(golden, target)
+    assert [(one.name, one.severity) for one in sheet.differences] == [(name, MAY) for name in names]
+    assert bool(sheet.unknown) == bool(cannot_tell)
+    assert cannot_tell in "".join(sheet.notes)
+
+
 def test_models_without_a_common_name_are_one_difference() -> None:
     """Weights of two frameworks are not listed as missing one by one: what compares them is named."""
     a, b = ({(0, 0): {f"{prefix}.{i}": _stats(i) for i in range(5)}} for prefix in ("decoder", "model"))
