@@ -32,7 +32,7 @@ COMMANDS = {
     # Watch
     "run": Command("launch.run", "run a launch line with the probe in every training process it starts"),
     "init": Command("launch.init", "write a commented settings file to begin with: probe.yaml"),
-    "settings": Command("settings", "check a settings file; the JSON Schema for editors (check, schema)"),
+    "settings": Command("settings", "check a settings file, migrate an old one; the JSON Schema for editors (check, migrate, schema)"),
     "doctor": Command(
         "launch.doctor", "check on this machine that the numbers are right, that a training stays as it is, and what it costs"
     ),

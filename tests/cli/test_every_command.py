@@ -208,6 +208,7 @@ ARGUMENTS = {
     "monitor report": ["a"],
     "op_generate": ["-o", "a"],
     "run_overflow_check": ["-api_info", "a"],
+    "settings migrate": ["a"],
     "show": ["a"],
     "trends": ["a"],
 }

@@ -10,7 +10,7 @@ import pytest
 from msprobe_engine.cli.main import all_commands, main, sub_parser
 
 Capture = pytest.CaptureFixture[str]
-WITHOUT = {"run", "init", "parse", "settings schema"}
+WITHOUT = {"run", "init", "parse", "settings migrate", "settings schema"}
 """What becomes another program, prints a file, or is interactive."""
 
 

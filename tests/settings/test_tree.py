@@ -14,6 +14,7 @@ from settings_trees import PLAIN, TEXT, build_or_fail, trees
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.io.json_text import parse_json
 from msprobe_engine.core.io.yaml_text import parse_yaml
+from msprobe_engine.core.settings.existing.migrate import changed_keys
 from msprobe_engine.core.settings.load import load_settings
 from msprobe_engine.core.settings.schema import DumpSettings, ProbeSettings
 from msprobe_engine.core.settings.tree import keys_of, to_tree
@@ -21,11 +22,12 @@ from msprobe_engine.core.settings.tree import keys_of, to_tree
 
 @given(trees(ProbeSettings))
 def test_allowed_trees_round_trip_through_yaml_and_json(tree: dict[str, Any]) -> None:
-    """What is allowed is accepted, and its plain form read back from YAML or JSON gives an equal object."""
+    """What is allowed is accepted; its plain form read back from YAML or JSON, or without the defaults, gives an equal object."""
     settings = build_or_fail(tree)
     plain = to_tree(settings)
     assert build_or_fail(parse_json(json.dumps(plain))) == settings
     assert build_or_fail(parse_yaml(yaml.safe_dump(plain))) == settings
+    assert build_or_fail(changed_keys(settings, ProbeSettings())) == settings
 
 
 @given(PLAIN | st.dictionaries(st.sampled_from([k.name for k in keys_of(ProbeSettings)]) | TEXT, PLAIN | trees(DumpSettings)))

@@ -31,8 +31,7 @@ def run(args: argparse.Namespace) -> int:
     Raises:
         UsageError: it is there already, has another kind of name, or cannot be written.
     """
-    from msprobe_engine.core.errors import UsageError
-    from msprobe_engine.core.io.regular_files import explain, open_regular
+    from msprobe_engine.cli.options.outputs import write_settings_file
     from msprobe_engine.core.log import one_line
     from msprobe_engine.core.settings.presets import PRESETS, preset_file
 
@@ -41,16 +40,7 @@ def run(args: argparse.Namespace) -> int:
         sys.stdout.write(text)
         return 0
     shown = one_line(args.file)
-    if not args.file.lower().endswith((".yaml", ".yml")):
-        raise UsageError(f"{shown}: a settings file in YAML ends in .yaml; give such a name, or - for the standard output")
     text = text.replace("probe.yaml", os.path.basename(args.file))
-    try:
-        fd = open_regular(args.file, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if args.force else os.O_EXCL))
-        with os.fdopen(fd, "w", encoding="utf-8") as file:
-            file.write(text)
-    except FileExistsError:
-        raise UsageError(f"{shown} is there already and was left as it is; name another file, or write over it with --force") from None
-    except OSError as error:
-        raise UsageError(f"{shown} cannot be written: {explain(error)}") from error
+    write_settings_file(args.file, text, force=args.force)
     print(f"{shown}: preset {args.preset}, {PRESETS[args.preset]}. Next: msprobe run --config {shown} -- torchrun train.py")
     return 0

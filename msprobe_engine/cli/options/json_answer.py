@@ -21,7 +21,7 @@ MEANINGS = {
     4: "a bug in this tool",
 }
 """Of exit codes."""
-_WITHOUT = ("run", "init", "settings schema", "parse")
+_WITHOUT = ("run", "init", "settings migrate", "settings schema", "parse")
 """Commands that become another program, print a file, or are interactive."""
 
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from msprobe_engine.core.errors import UsageError
 from msprobe_engine.core.io.input_files import open_input
-from msprobe_engine.core.io.regular_files import make_directories
+from msprobe_engine.core.io.regular_files import explain, make_directories, open_regular
 from msprobe_engine.core.log import one_line
 
 RESULTS = "analysis"
@@ -82,6 +82,28 @@ def refuse_page_name(path: str | Path | None, page: str = "") -> None:
     other = f", or the page with {page} {shown}" if page else ""
     directory = one_line(str(Path(path).with_suffix("")))
     raise UsageError(f"-o {shown}: is the name of a page, and the page goes into a directory; name that one: -o {directory}{other}")
+
+
+def write_settings_file(path: str, text: str, force: bool) -> None:
+    """Write a settings file that a user asked for.
+
+    Args:
+        force: write over one that is there.
+
+    Raises:
+        UsageError: it is there already, has another kind of name, or cannot be written.
+    """
+    shown = one_line(path)
+    if not path.lower().endswith((".yaml", ".yml")):
+        raise UsageError(f"{shown}: a settings file in YAML ends in .yaml; give such a name, or - for the standard output")
+    try:
+        fd = open_regular(path, os.O_WRONLY | os.O_CREAT | (os.O_TRUNC if force else os.O_EXCL))
+        with os.fdopen(fd, "w", encoding="utf-8") as file:
+            file.write(text)
+    except FileExistsError:
+        raise UsageError(f"{shown} is there already and was left as it is; name another file, or write over it with --force") from None
+    except OSError as error:
+        raise UsageError(f"{shown} cannot be written: {explain(error)}") from error
 
 
 def is_page_name(path: str | Path) -> bool:

@@ -320,14 +320,15 @@ def _free(value: Any, path: str, report: Report) -> Any:
 
 def to_tree(settings: Any) -> dict[str, Any]:
     """Settings as plain data (dicts, lists, scalars) that YAML and JSON can hold and `load_settings` reads back to an equal object."""
-    return {key.name: _plain(getattr(settings, key.name)) for key in keys_of(type(settings))}
+    return {key.name: plain(getattr(settings, key.name)) for key in keys_of(type(settings))}
 
 
-def _plain(value: Any) -> Any:
+def plain(value: Any) -> Any:
+    """A value of a setting as `to_tree` has it."""
     if dataclasses.is_dataclass(value):
         return to_tree(value)
     if isinstance(value, Sequence) and not isinstance(value, str):
-        return [_plain(item) for item in value]
+        return [plain(item) for item in value]
     if isinstance(value, Mapping):
-        return {k: _plain(v) for k, v in value.items()}
+        return {k: plain(v) for k, v in value.items()}
     return value

@@ -143,6 +143,16 @@ def _not_read(node: Mapping[str, Any], task: Any, values: Mapping[str, Any], rep
                 report.warning(join(section, name), f"has no effect: task '{task}' reads the section '{task}'; write it there")
 
 
+def unread_sections(node: Mapping[str, Any]) -> list[str]:
+    """Sections that are filled in and belong to another task than that of the file, one line each: they have no part in what it means."""
+    task = node.get("task", "statistics")
+    out = []
+    for name in (*_SECTIONS, *OTHER_TASKS):
+        if name != task and node.get(name):
+            out.append(f"{name}: is the section of another task than '{task}'" + (f"; {_INSTEAD[name]}" if name in _INSTEAD else ""))
+    return out
+
+
 def _dump_section(section: str, node: Any, selected: bool, report: Report) -> dict[str, Any]:
     """Options of one task. Names are checked in every section, values only in that of the task that runs."""
     if not isinstance(node, Mapping):
