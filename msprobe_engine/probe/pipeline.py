@@ -81,6 +81,7 @@ class Pipeline:
         self.rank_info: dict[str, Any] = {}
         self.without_optimizer: dict[str, Any] = {}
         self.computed_in: dict[str, Any] = {}
+        self.program: dict[str, Any] = {}
         self.untrained: dict[str, str] = {}
         self.doubtful: Mapping[str, str] = {}
         self.parallel: Mapping[str, Any] = {}

@@ -121,6 +121,7 @@ class Session:
             sink.watch_info(self.pipeline.rank_info)
             sink.watch_remark("without_optimizer", self.pipeline.without_optimizer)
             sink.watch_remark("computed_in", self.pipeline.computed_in)
+            sink.watch_remark("program", self.pipeline.program)
             sink.watch_remark("tensors_of", {"ranks": ranges_of(settings.sinks.rank)} if settings.sinks.rank else {})
             sink.watch_remark(ENDED, self._ended)
             sink.watch_remark("missing", {} if missing is None else missing)

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine.config.collect.repository import state
-from msprobe_engine.config.secrets.masking import masked_arguments
+from msprobe_engine.config.secrets.masking import mask_setting, masked_arguments
 
 _NVIDIA = Path("/proc/driver/nvidia/version")
 _ASCEND = ("ASCEND_HOME_PATH", "ASCEND_TOOLKIT_HOME")
@@ -50,6 +50,21 @@ def program() -> dict[str, Any]:
     if git:
         found["git"] = git
     return found
+
+
+def in_short(facts: Mapping[str, Any]) -> dict[str, Any]:
+    """What a run says of itself beside its numbers, of what was collected, as it may be written: command, directory, commit and digests of
+    the files, versions. Names of files are in the pack."""
+    program, python = facts.get("program", {}), facts.get("python", {})
+    git = {name: value for name, value in program.get("git", {}).items() if not name.endswith("_files")}
+    short = {
+        "command": [program.get("script", ""), *program.get("arguments", [])],
+        "directory": program.get("directory", ""),
+        "git": git,
+        "versions": {"python": python.get("version", ""), **facts.get("versions", {})},
+        "drivers": facts.get("drivers", {}),
+    }
+    return {name: mask_setting(name, value) for name, value in short.items() if value}
 
 
 def cpu_name() -> str:

@@ -50,6 +50,13 @@ def is_restart() -> bool:
     return any((text := os.environ.get(name, "")).isdecimal() and int(text[:9]) > 0 for name in _RESTARTS)
 
 
+def job_id() -> dict[str, str]:
+    """What the launcher or scheduler calls the job; empty where it says nothing."""
+    return {
+        name: os.environ[name] for name in ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "SLURM_STEP_ID", "PMIX_NAMESPACE") if name in os.environ
+    }
+
+
 def launch_key(rank: int | None) -> str:
     """What the processes of one launch have in common and two launches rather not. Where the environment says nothing, ranks that know
     their number are taken for ranks of one launch, since their numbers tell them apart, and processes without a number are of one launch

@@ -4,9 +4,10 @@
 
     scalars_{first step}-{last step}.csv    step,name,value
     alerts.jsonl                            one object per alert
-    run.json                                rank, world_size, rank_info, version, started, started_unix, launch, restart, first_step,
-                                            monitor, rules[, masks, without_optimizer, computed_in, tensors_of,
-                                            missing, ended: {how: closed, exception or signal[, error, message, where]}]
+    run.json                                rank, world_size, rank_info, version, host, started, started_unix, launch, restart, job,
+                                            first_step, monitor, rules[, program: {command, directory, git, versions, drivers}, masks,
+                                            without_optimizer, computed_in, tensors_of, missing,
+                                            ended: {how: closed, exception or signal[, error, message, where]}]
 """
 
 from __future__ import annotations
@@ -24,7 +25,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.json_text import dumps
 from msprobe_engine.core.io.output_files import replace_file
 from msprobe_engine.core.io.safe_cells import safe_cell
-from msprobe_engine.core.process.launch import is_restart
+from msprobe_engine.core.process.launch import is_restart, job_id
 from msprobe_engine.core.records import Frame
 from msprobe_engine.core.settings.schema import MonitorSettings
 
@@ -73,6 +74,7 @@ class RunFile:
             "started_unix": round(now, 3),
             "launch": secrets.token_hex(8),
             "restart": is_restart(),
+            "job": job_id(),
             "monitor": None if monitor is None else asdict(monitor),
             "rules": None if rules is None else list(rules),
             "losses": True,  # beside it lies a `LossFile`: where that is gone, somebody has taken it away

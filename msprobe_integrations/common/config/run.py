@@ -7,6 +7,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+from msprobe_engine.config.collect import system
 from msprobe_engine.config.environment.variables import Environment, collect
 from msprobe_engine.config.pack.background import BackgroundWriter
 from msprobe_engine.config.pack.writer import PackWriter
@@ -28,14 +29,18 @@ class RunConfig:
 
     Attributes:
         doubtful: parameters to what is doubtful about them at this moment, in words.
+
+    Args:
+        program: is filled with what the run says of itself (`system.in_short`), once the pack's thread has collected it.
     """
 
-    def __init__(self, settings: ProbeSettings) -> None:
+    def __init__(self, settings: ProbeSettings, program: dict[str, Any] | None = None) -> None:
         self._settings = settings.config_check
         self._path = Path(self._settings.path or Path(settings.output_dir) / NAME)
         self._wanted = self._settings.enabled and (bool(self._settings.path) or writes_files(settings))
         self._background: BackgroundWriter | None = None
         self._taken: Callable[[], dict[str, Any]] | None = None
+        self._program = {} if program is None else program
         self.doubtful: dict[str, str] = {}
 
     def begin_step(self, models: list[Any], optimizers: Any, step: int, frame: FrameType | None, *, hold: bool = False) -> None:
@@ -61,7 +66,13 @@ class RunConfig:
         rank = self._rank()
         rest = self._start(rank, models, optimizers, frame)
         made: dict[str, Any] = {}
-        self._taken = lambda: {**rest(), **made}  # one turn at the pack for all
+
+        def collect_all() -> dict[str, Any]:  # one turn at the pack for all
+            found = rest()
+            self._program.update(system.in_short(found.get(entries.of_rank("system", rank), {})))
+            return {**found, **made}
+
+        self._taken = collect_all
         if self._settings.weights and models:
             made[entries.of_step("weights", step, rank)] = self._weights(models)
 

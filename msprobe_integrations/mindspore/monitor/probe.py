@@ -61,7 +61,7 @@ class MindSporeProbe(Probe):
         return Membership(self, job.is_initialized, watch_ranks)
 
     def _make_run_config(self) -> RunConfig:
-        return RunConfig(self.settings)
+        return RunConfig(self.settings, self.pipeline.program)
 
     def _make_capture(self, level: str, **options: Any) -> Capture:
         del options  # communication is recorded with the other APIs, and what an optimizer calls is compiled

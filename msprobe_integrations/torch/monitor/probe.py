@@ -77,7 +77,7 @@ class TorchProbe(Probe):
         return Membership(self, lambda: dist.is_available() and dist.is_initialized(), watch_ranks)
 
     def _make_run_config(self) -> RunConfig:
-        return RunConfig(self.settings)
+        return RunConfig(self.settings, self.pipeline.program)
 
     def _make_capture(self, level: str, **options: Any) -> Capture:
         return Capture(self.pipeline, level, **options)

@@ -98,6 +98,20 @@ def test_the_pack_of_the_run_before_is_kept_and_the_two_compare(tmp_path: Path, 
     ]
 
 
+def test_a_run_says_its_program_and_its_job_beside_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """run.json has command, commit and versions as the pack has them, with secrets masked, and the job's id."""
+    monkeypatch.setenv("SLURM_JOB_ID", "1234")
+    monkeypatch.setattr(sys, "argv", [str(Path(__file__)), "--lr", "1e-3", "--hf-token", "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA1b"])
+    train(tmp_path)
+    told = json.loads(next(tmp_path.rglob("run.json")).read_text())
+    of_pack = read_pack(tmp_path / "config_check_pack.zip").json(entries.of_rank("system", 0))
+    assert told["job"]["SLURM_JOB_ID"] == "1234"
+    assert told["program"]["command"][1:4] == ["--lr", "1e-3", "--hf-token"]
+    assert "aB3dE5gH7" not in json.dumps(told)
+    assert told["program"].get("git", {}).get("commit") == of_pack["program"].get("git", {}).get("commit")
+    assert told["program"]["versions"]["torch"] == of_pack["versions"]["torch"]
+
+
 def test_arguments_of_a_schedule_are_settings_that_change_the_training() -> None:
     """Milestones that differ are one difference with both lists; the scheduler counts them as a multiset."""
     sides = []
