@@ -101,12 +101,17 @@ class Faults:
     Args:
         strict: raise instead of disabling (``strict: true`` in the settings; for tests).
         whose: put behind the names of parts in messages, for a second instance in the process.
+
+    Attributes:
+        disabled: part -> what was raised.
+        off: part -> its type alone, for files: what was raised may hold data of the training.
     """
 
     def __init__(self, strict: bool = False, whose: str = "") -> None:
         self.strict = strict
         self._whose = f" ({whose})" if whose else ""
         self.disabled: dict[str, str] = {}
+        self.off: dict[str, str] = {}
         self.counts: dict[str, int] = {}
 
     def is_enabled(self, part: str) -> bool:
@@ -133,6 +138,7 @@ class Faults:
             return
         if disable:
             self.disabled[part] = f"{type(error).__name__}: {error}"
+            self.off[part] = type(error).__name__
         elif self.counts[part] > 1:
             return
         what = "is switched off" if disable else "lost data"

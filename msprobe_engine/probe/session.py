@@ -125,6 +125,7 @@ class Session:
             sink.watch_remark("tensors_of", {"ranks": ranges_of(settings.sinks.rank)} if settings.sinks.rank else {})
             sink.watch_remark(ENDED, self._ended)
             sink.watch_remark("missing", {} if missing is None else missing)
+            sink.watch_remark("switched_off", self.faults.off)
             for rule in self.pipeline.rules:
                 if rule.passed_over is not None:
                     sink.watch_remark(rule.remark, rule.passed_over)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from functools import reduce
 from itertools import islice
@@ -29,6 +30,8 @@ from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.run_layout import rank_directory
 from msprobe_engine.formats.monitor.series import whole
 
+_LOOKS = re.compile(r"rule .+|(.+ )?capture|attach|step (begin|boundary)|monitor\.(?!hot$).+")
+"""Names of parts without which less is looked at."""
 _MOST = 8
 """Sentences of one kind: of many ranks that each lack something else the first ones."""
 _NAMED = 16
@@ -40,10 +43,30 @@ Steps = Mapping[int, frozenset[int]]
 
 def missing_parts(run: Run) -> list[str]:
     """Sentences about ranks without files, ranks that lack steps which others have, ranks that did not end, steps that were interrupted,
-    what could not be written, and ranks with other settings; and about a run of which there is no step."""
+    what could not be written, parts of the probe that failed, and ranks with other settings; and about a run of which there is no step."""
     if not run.ranks:
         return [Sentence(_NO_STEP, run.path)]
-    return [*_missing_ranks(run), *_missing_steps(run), *_cut_off(run), *_interrupted_steps(run), *_losses(run), *_other_settings(run)]
+    return [
+        *_missing_ranks(run),
+        *_missing_steps(run),
+        *_cut_off(run),
+        *_interrupted_steps(run),
+        *_losses(run),
+        *_failed(run),
+        *_other_settings(run),
+    ]
+
+
+def _failed(run: Run) -> list[str]:
+    """Rules, and parts that look at tensors, which a fault of their own has switched off on the way: what they did not see nobody did."""
+    off: dict[tuple[str, str], list[int]] = {}
+    for rank in run.ranks:
+        told = run.info(rank).get("switched_off")
+        for part, error in told.items() if isinstance(told, Mapping) else ():
+            if _LOOKS.fullmatch(part):
+                off.setdefault((one_line(str(part)), one_line(str(error))), []).append(rank)
+    template = "{0}: {1} has failed on {2} ({3}) and was off from then on: what it would have seen is not known"
+    return [Sentence(template, run.path, part, ranks_text(ranks), error) for (part, error), ranks in islice(off.items(), _MOST)]
 
 
 def remarks(run: Run) -> list[str]:

@@ -1,4 +1,4 @@
-"""Names of a framework that have gone: said once, shown in run.json and Prometheus, never read as a default."""
+"""Names of a framework that have gone: said once, shown in run.json and Prometheus, never read as a default. And rules that have failed."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ import pytest
 import torch
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, PrometheusSettings, SinkSettings
+from msprobe_engine.core.alerts import Alert
+from msprobe_engine.core.settings.schema import MonitorSettings, ProbeSettings, PrometheusSettings, RuleSettings, SinkSettings
+from msprobe_engine.probe.rules.builtin.progress.no_progress import NoProgressRule
 from msprobe_integrations import requirements
 from msprobe_integrations.requirements import MissingNameError, Requirement, check, need, optional
 from msprobe_integrations.torch.monitor.probe import TorchProbe
@@ -100,3 +102,20 @@ def test_the_run_shows_what_is_missing(tmp_path: Path, capsys: pytest.CaptureFix
         said = capsys.readouterr().out
         for name, part in missing.items():
             assert f"{name} was not there on rank 0 (another version of the framework), so this was off: {part}" in said
+
+
+def test_a_rule_that_failed_is_no_all_clear(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """Training goes on without it; the files of the run, and who reads them, say that it has not judged."""
+
+    def fail(*_: object) -> list[Alert]:
+        raise KeyError("a secret of the training")
+
+    monkeypatch.setattr(NoProgressRule, "check", fail)
+    probe = TorchProbe(ProbeSettings(output_dir=str(tmp_path), monitor=MonitorSettings(), rules=[RuleSettings(rule="no_progress")]))
+    for step in range(3):
+        probe.begin_step(step)
+        probe.end_step({"loss": 3.0 - step})
+    probe.close()
+    assert "secret" not in next(tmp_path.rglob("run.json")).read_text()
+    assert main(["diagnose", str(tmp_path)]) == 3
+    assert "rule no_progress has failed on rank 0 (KeyError)" in capsys.readouterr().out
