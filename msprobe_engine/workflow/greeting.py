@@ -18,6 +18,7 @@ from typing import Any
 
 from msprobe_engine.core.distribution import NAME, install_command
 from msprobe_engine.core.log import one_line
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_engine.core.text.words import size
 
 COMMAND = "msprobe_engine.cli.main:main"
@@ -161,7 +162,7 @@ def _list(versions: dict[str, str]) -> str:
 
 def _limits() -> list[str]:
     """Cores, memory, room on the disk and open files that this process may have."""
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    cores = usable_cores()
     said = [f"{cores} core" + ("s" if cores != 1 else "")]
     with suppress(ValueError, OSError):
         said.append(f"{size(os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES'))} of memory")

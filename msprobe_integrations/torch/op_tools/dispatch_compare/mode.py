@@ -24,6 +24,7 @@ from msprobe_engine.core.errors import SinkError, UsageError
 from msprobe_engine.core.guard import Faults
 from msprobe_engine.core.io.output_files import make_directory
 from msprobe_engine.core.log import current_rank, get_logger, one_line
+from msprobe_engine.core.process.cores import usable_cores
 from msprobe_integrations.common.capture.nested import leaves_of
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.torch.hooks import frames
@@ -53,7 +54,7 @@ class PtdbgDispatch(TorchDispatchMode):
         debug: log a line with the times of each call.
         dump_path: existing directory; a new one for this run is made in it.
         tag: part of the name of that directory.
-        process_num: processes that compare results while the training goes on; at most a quarter of the processors.
+        process_num: processes that compare results while the training goes on; at most a quarter of the cores that this process may use.
         bench: device of the benchmark.
         bench_dtype: ``"float64"``; ``"raised"``: one step up, as the existing tool's pre-check does; ``"same"``: the types of the
             training, for two devices or settings against each other.
@@ -216,9 +217,9 @@ def _check(mode: Any, names: Any, debug: Any, path: Any, tag: Any, processes: An
         raise wrong("dump_path", path, "an existing directory")
     if tag is not None and not (isinstance(tag, str) and tag and tag.replace("-", "_").replace(".", "_").isidentifier()):
         raise wrong("tag", tag, "a name of letters, digits, '_', '-' and '.'")
-    most = max(((os.cpu_count() or 1) + 1) // 4, 1)
+    most = max((usable_cores() + 1) // 4, 1)
     if isinstance(processes, bool) or not isinstance(processes, int) or not 0 <= processes <= most:
-        raise wrong("process_num", processes, f"0 to {most}, a quarter of the processors")
+        raise wrong("process_num", processes, f"0 to {most}, a quarter of the cores that this process may use")
     if isinstance(elements, bool) or not isinstance(elements, int) or elements < 1:
         raise wrong("max_elements", elements, "a number from 1")
 
