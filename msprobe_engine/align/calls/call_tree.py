@@ -75,6 +75,16 @@ class Tree:
         self.index = {name: i for i, name in enumerate(side.ops)}
         self.known_as = self.index if self.names is side.ops else {name: i for i, name in enumerate(self.names)}
 
+    def share_structure(self, known: dict[str, Any]) -> None:
+        """Hold what equal trees have found of names and of what encloses what, in place of what was found here.
+
+        Args:
+            known: of trees whose `side` has the same columns but for numbers, by name; what is found here alone is added.
+        """
+        for name in ("index", "known_as", "parents", "children", "kinds", "gradients", "functions"):
+            if name in self.__dict__:
+                self.__dict__[name] = known.setdefault(name, self.__dict__[name])
+
     @cached_property
     def parents(self) -> list[int]:
         """Record index of each record's nearest enclosing record, or `ROOT`."""

@@ -175,10 +175,6 @@ def _few_products_off(walker: DifferenceWalk) -> bool:
     return 2 * sum(off.values()) <= len(off)
 
 
-_OF_PROGRAM = ("index", "known_as", "parents", "children", "kinds", "gradients", "functions")
-"""What a tree has found of names and of what encloses what; numbers have no part in it."""
-
-
 class SharedWalks:
     """What has been seen of the walks of one step, whose tables share their columns (`formats.dump.shared_columns`)."""
 
@@ -199,12 +195,10 @@ class SharedWalks:
         side = tree.side
         if tree.names is not side.ops:  # a mapping takes its records for others
             return
-        side.construct = self._same(("construct", id(side.ops)), side.construct)
+        side.share_construct(self._same(("construct", id(side.ops)), side.construct))
         columns = (side.ops, side.construct, side.role, side.offsets)
         _, known = self._trees.setdefault(tuple(map(id, columns)), (columns, {}))
-        for name in _OF_PROGRAM:
-            if name in tree.__dict__:
-                tree.__dict__[name] = known.setdefault(name, tree.__dict__[name])
+        tree.share_structure(known)
 
     def _same(self, program: Hashable, value: Any) -> Any:
         """One that is equal; of the ranks of one program few have other pairs."""

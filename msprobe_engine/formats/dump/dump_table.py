@@ -158,6 +158,16 @@ class DumpTable:
             copied.aliases = self.aliases
         return copied
 
+    def with_header(self, header: dict[str, Any]) -> DumpTable:
+        """A copy under another header, which shares the columns and what has been read of the files beside the dump."""
+        copied = replace(self, header=header)
+        copied.__dict__.update({name: self.__dict__[name] for name in ("stacks", "construct", "aliases") if name in self.__dict__})
+        return copied
+
+    def share_construct(self, construct: dict[str, Any]) -> None:
+        """Hold an equal construct.json that another table has, in place of the one that was read: ranks of one program hold it once."""
+        self.construct = construct
+
     def rows(self, op: int) -> range:
         return range(self.offsets[op], self.offsets[op + 1])
 

@@ -45,7 +45,7 @@ class SharedColumns:
 
     def share_construct(self, table: DumpTable) -> None:
         """The same of what encloses the records."""
-        table.construct = self._same_text("construct", table.construct)
+        table.share_construct(self._same_text("construct", table.construct))
 
     def _same_text(self, name: str, column: Any) -> Any:
         return self._known.setdefault((name, _digest(_text(column))), column)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 from msprobe_engine.core.errors import UsageError
@@ -116,7 +115,7 @@ def add_mesh_to_header(layout: Layout, rank: int, side: DumpTable) -> DumpTable:
         agree(layout, rank, side)
         return side
     sizes = _sizes(layout) | ({"vpp": layout.vpp} if layout.vpp > 1 else {})
-    return with_header(side, {**side.header, "parallel": {"rank": mesh_of_layout(layout)[rank], "size": sizes}})
+    return side.with_header({**side.header, "parallel": {"rank": mesh_of_layout(layout)[rank], "size": sizes}})
 
 
 def infer_meshes(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
@@ -125,7 +124,7 @@ def infer_meshes(sides: Mapping[int, DumpTable]) -> dict[int, DumpTable]:
         return dict(sides)
     size = {"tp": len(sides), "pp": 1}
     return {
-        rank: with_header(side, {**side.header, "parallel": {"rank": {"tp": place, "pp": 0}, "size": size}})
+        rank: side.with_header({**side.header, "parallel": {"rank": {"tp": place, "pp": 0}, "size": size}})
         for place, (rank, side) in enumerate(sorted(sides.items()))
     }
 
@@ -142,18 +141,7 @@ def merged_along(side: DumpTable, axis: str) -> DumpTable:
         "rank": place | {axis_name: 0 for axis_name in gone if axis_name in place},
         "size": sizes | {axis_name: 1 for axis_name in gone if axis_name in sizes},
     }
-    return with_header(side, {**side.header, "parallel": parallel})
-
-
-def with_header(side: DumpTable, header: dict[str, Any]) -> DumpTable:
-    """The same columns under another header."""
-    made = replace(side, header=header)
-    for name in ("stacks", "construct", "aliases"):
-        if name in side.__dict__:
-            made.__dict__[name] = side.__dict__[name]
-    if made.aliases is made.ops and side.aliases is not side.ops:
-        made.aliases = side.aliases
-    return made
+    return side.with_header({**side.header, "parallel": parallel})
 
 
 def groups(sides: Mapping[int, DumpTable], axis: str) -> list[list[int]]:

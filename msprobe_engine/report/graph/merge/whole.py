@@ -90,8 +90,8 @@ def _all_experts(sides: Mapping[int, DumpTable], axis: str) -> dict[int, DumpTab
     for rank, side in sides.items():
         parallel = side.header["parallel"]
         headers[rank] = {**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], "ep": 0}}}
-        beside[rank] = device_mesh.with_header(side, {**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], axis: 0}}})
-    return {rank: device_mesh.with_header(side, headers[rank]) for rank, side in experts.gather_experts(beside).items()}
+        beside[rank] = side.with_header({**side.header, "parallel": {**parallel, "rank": {**parallel["rank"], axis: 0}}})
+    return {rank: side.with_header(headers[rank]) for rank, side in experts.gather_experts(beside).items()}
 
 
 def _merge_along_axis(sides: dict[int, DumpTable], axis: str, found: MergedRanks, notes: dict[int, dict[str, list[str]]]) -> DumpTable:
