@@ -27,8 +27,8 @@ from msprobe_engine.find.config.pack_settings import DYNAMIC_FILE, PackSide
 from msprobe_engine.find.config.packs import compare_packs
 from msprobe_engine.find.config.tensors import LATER
 from msprobe_engine.find.detect import Run
-from msprobe_engine.find.difference.origin import TAKEN
 from msprobe_engine.find.findings import CHECKPOINT, CONFIG, NONE, SETTING, Diagnosis, Suspect
+from msprobe_engine.find.origin import TAKEN
 from msprobe_engine.formats.checkpoint.model import RANDOM
 
 _OF_A_FACTOR = 0.1

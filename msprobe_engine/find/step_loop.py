@@ -24,13 +24,13 @@ from msprobe_engine.find.difference.harmless import loss_scale
 from msprobe_engine.find.difference.noise.calibration import Floats
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate, name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
-from msprobe_engine.find.difference.origin import ARGUMENT
 from msprobe_engine.find.difference.rank_walk import RankWalk
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Diagnosis, Suspect
 from msprobe_engine.find.fold_suspects import fold, stages_of
 from msprobe_engine.find.nonfinite.one_side import SAME, SAME_BESIDE_NAN, SAME_IN_COMMON
 from msprobe_engine.find.nonfinite.report import say_after_update
+from msprobe_engine.find.origin import ARGUMENT
 from msprobe_engine.formats.dump.dump_table import DumpTable
 from msprobe_engine.formats.dump.replicas.shared_columns import own_columns
 from msprobe_engine.measure import distances, dump_dialects, factorize

@@ -11,7 +11,7 @@ class OfflineTools:
 
     def rerun_overflow(self, file: Path, device_id: int, jit_compile: bool) -> Any:
         """What ``msprobe run_overflow_check`` does."""
-        from msprobe_integrations.torch.ascend.overflow_rerun import rerun
+        from msprobe_integrations.torch.op_tools.overflow_rerun import rerun
 
         return rerun(file, device_id, jit_compile)
 

@@ -13,7 +13,8 @@ from msprobe_engine.align.calls.call_tree import Tree
 from msprobe_engine.core.dtypes import is_bool, is_not_float
 from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.operator_traits import ACCUMULATIONS
-from msprobe_engine.find.difference.origin import (
+from msprobe_engine.find.difference.paired_rank import PairedRank
+from msprobe_engine.find.origin import (
     ARGUMENT,
     CHANGED,
     DEFAULT,
@@ -27,7 +28,6 @@ from msprobe_engine.find.difference.origin import (
     UNUSED,
     DifferenceOrigin,
 )
-from msprobe_engine.find.difference.paired_rank import PairedRank
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, DumpTable
 from msprobe_engine.measure import distances
 

@@ -19,7 +19,9 @@ from msprobe_engine.core.operator_traits import CASTS, MOVES
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import explain
 from msprobe_engine.find.difference.harmless import bookkeeping
-from msprobe_engine.find.difference.origin import (
+from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.origin import (
     ARGUMENT,
     DTYPE,
     GRAD_FLAG,
@@ -29,8 +31,6 @@ from msprobe_engine.find.difference.origin import (
     SHAPE,
     DifferenceOrigin,
 )
-from msprobe_engine.find.difference.walk import DifferenceWalk
-from msprobe_engine.find.findings import Suspect
 from msprobe_engine.formats.dump import layout
 from msprobe_engine.formats.dump.collective_record import group_of, reduction_of
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable

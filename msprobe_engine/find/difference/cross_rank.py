@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 
 from msprobe_engine.find.collectives import links
 from msprobe_engine.find.collectives.links import Links
-from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
+from msprobe_engine.find.origin import DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, DumpTable
 
 

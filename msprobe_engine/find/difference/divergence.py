@@ -20,9 +20,9 @@ from msprobe_engine.find.collectives.links import Links
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.harmless import accumulated_gradients
 from msprobe_engine.find.difference.noise.calibration import Floats
-from msprobe_engine.find.difference.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.find.origin import GRADIENT, RESULT, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import roundoff
 from msprobe_engine.measure.propagation import Noise

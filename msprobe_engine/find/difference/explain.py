@@ -14,15 +14,15 @@ from msprobe_engine.core.names import forward_twin
 from msprobe_engine.core.text.sentences import Sentence, join_sentences
 from msprobe_engine.core.text.source_line import source_of
 from msprobe_engine.find import findings
+from msprobe_engine.find import origin as origins
 from msprobe_engine.find.argument_names import argument_name, find_callee_name
 from msprobe_engine.find.difference import attribution
-from msprobe_engine.find.difference import origin as origins
 from msprobe_engine.find.difference.divergence import Divergence
-from msprobe_engine.find.difference.origin import DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.nonfinite.made_by import why_not_finite
 from msprobe_engine.find.nonfinite.trace import module_path
+from msprobe_engine.find.origin import DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, dump_dialects, factorize, missing_statistics, roundoff
 

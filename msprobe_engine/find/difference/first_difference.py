@@ -11,9 +11,9 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import cross_rank, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.harmless import memory
-from msprobe_engine.find.difference.origin import PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.origin import PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import distances, factorize, roundoff
 from msprobe_engine.measure.segments import SegmentReduce

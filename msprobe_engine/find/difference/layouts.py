@@ -17,8 +17,8 @@ from msprobe_engine.align.parameters.prefixes import bare
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference.divergence import Divergence, settle_origins
 from msprobe_engine.find.difference.noise.calibration import Floats
-from msprobe_engine.find.difference.origin import EXTRA, RESULT, TAKEN, UNSUMMED, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.find.origin import EXTRA, RESULT, TAKEN, UNSUMMED, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS, DumpTable
 from msprobe_engine.formats.dump.rank_files import was_cut_off
 from msprobe_engine.formats.dump.world import parallel_of

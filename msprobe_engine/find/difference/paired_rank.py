@@ -18,7 +18,7 @@ from msprobe_engine.find.difference import lone_arguments
 from msprobe_engine.find.difference.harmless import flat_buffers
 from msprobe_engine.find.difference.lone_arguments import LoneArgument
 from msprobe_engine.find.difference.noise import kept_tensors
-from msprobe_engine.find.difference.origin import GRADIENT, RESULT, TAKEN, DifferenceOrigin
+from msprobe_engine.find.origin import GRADIENT, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize
 from msprobe_engine.measure.distances import Floats

@@ -18,10 +18,10 @@ from msprobe_engine.find.coverage import other_ways
 from msprobe_engine.find.difference import call_facts, explain, layouts
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.evidence import Precision
-from msprobe_engine.find.difference.origin import EXTRA, MISSING, PRECISION, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.fold_suspects import MOST_SUSPECTS, firsts, stages_of
+from msprobe_engine.find.origin import EXTRA, MISSING, PRECISION, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import PARAMETERS, DumpTable
 from msprobe_engine.measure import dump_dialects
 

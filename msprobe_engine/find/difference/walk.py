@@ -29,8 +29,8 @@ from msprobe_engine.find.difference import attribution
 from msprobe_engine.find.difference.harmless import bookkeeping, left_out, loss_scale, memory, repeated, same_result
 from msprobe_engine.find.difference.noise.carried import CarriedNoise
 from msprobe_engine.find.difference.optimizer import cancelling_gradients, lone_updates
-from msprobe_engine.find.difference.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.find.difference.paired_rank import PairedRank
+from msprobe_engine.find.origin import ARGUMENT, DEFAULT, GRADIENT, NONFINITE, PARAMETER, RESULT, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD
 from msprobe_engine.measure import distances, factorize, saved_tensors
 from msprobe_engine.measure.distances import Floats

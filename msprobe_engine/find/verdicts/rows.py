@@ -20,8 +20,8 @@ import numpy.typing as npt
 from msprobe_engine.align.frameworks.common_terms import CommonSide
 from msprobe_engine.align.parallel.merge_records import origin_of
 from msprobe_engine.core.text.words import shorten_text
-from msprobe_engine.find.difference.origin import ARGUMENT, DTYPE, GRAD_FLAG, MISSING, PARAMETER, TAKEN
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.origin import ARGUMENT, DTYPE, GRAD_FLAG, MISSING, PARAMETER, TAKEN
 from msprobe_engine.find.rank_findings import RankFindings
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 from msprobe_engine.measure import distances, factorize, missing_statistics, roundoff

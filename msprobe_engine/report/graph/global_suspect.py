@@ -83,8 +83,8 @@ def of_two(
     """
     from msprobe_engine.find.config_and_checkpoint import add_settings
     from msprobe_engine.find.detect import Run
-    from msprobe_engine.find.difference.origin import MISSING
     from msprobe_engine.find.nonfinite.one_side import add_nonfinite_of_one_side
+    from msprobe_engine.find.origin import MISSING
     from msprobe_engine.find.run import compare_steps
 
     def find_walk(job: Job) -> RankWalk | None:

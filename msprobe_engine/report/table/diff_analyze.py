@@ -13,7 +13,7 @@ from typing import Any
 
 from msprobe_engine.core.io.output_files import guard_writing, write_file
 from msprobe_engine.core.io.regular_files import make_directories
-from msprobe_engine.find.difference import origin
+from msprobe_engine.find import origin
 from msprobe_engine.find.findings import Diagnosis, Suspect, finite_json
 from msprobe_engine.find.nonfinite.load import read_step
 from msprobe_engine.find.run import diagnose

@@ -16,8 +16,8 @@ from msprobe_engine.find.argument_names import argument_name
 from msprobe_engine.find.config.difference import ENV, SETTINGS, WEIGHTS, Difference
 from msprobe_engine.find.config_and_checkpoint import blame_settings, find_explaining_setting
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate
-from msprobe_engine.find.difference.origin import TAKEN
 from msprobe_engine.find.findings import Diagnosis, Suspect
+from msprobe_engine.find.origin import TAKEN
 from msprobe_engine.find.run import diagnose
 
 LINE = "File /job/model.py, line {0}, in {1}, \n {2}"

@@ -13,9 +13,9 @@ import torch
 from msprobe_engine.cli.main import main
 from msprobe_engine.find.nonfinite.overflow_table import ABNORMAL, NORMAL, NOT_RUN, Row
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
-from msprobe_integrations.torch.ascend.overflow_rerun import rerun
 from msprobe_integrations.torch.op_tools.accuracy.arguments import draw_tensor
 from msprobe_integrations.torch.op_tools.accuracy.resolve import find
+from msprobe_integrations.torch.op_tools.overflow_rerun import rerun
 
 
 def item(tensor: torch.Tensor, name: str = "") -> dict[str, Any]:

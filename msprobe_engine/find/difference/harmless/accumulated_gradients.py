@@ -13,8 +13,8 @@ import numpy as np
 
 from msprobe_engine.core.operator_traits import of_reducer
 from msprobe_engine.find.difference.harmless import bookkeeping
-from msprobe_engine.find.difference.origin import GRADIENT, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
+from msprobe_engine.find.origin import GRADIENT, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import PARAMETERS_GRAD
 from msprobe_engine.measure import distances
 from msprobe_engine.measure.distances import Floats

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
 from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, mark, owners_and_tensors
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.difference.origin import TAKEN, DifferenceOrigin
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.origin import TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT
 
 if TYPE_CHECKING:

@@ -14,8 +14,8 @@ import numpy as np
 
 from msprobe_engine.align.calls.alignment import are_of_different_frameworks
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.difference.origin import PARAMETER, TAKEN
 from msprobe_engine.find.findings import Diagnosis
+from msprobe_engine.find.origin import PARAMETER, TAKEN
 from msprobe_engine.formats.dump.dump_table import INPUT, PARAMETERS
 
 if TYPE_CHECKING:
