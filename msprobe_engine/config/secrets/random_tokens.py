@@ -78,6 +78,10 @@ _LETTERS = re.compile(r"[A-Z]?[a-z]+|[A-Z]+")
 _FEWEST_LETTERS = 8
 _MOST_BITS = 4.9
 """Of 2,069 words of eight letters and more in our documentation 0.5 percent need more; of as many letters drawn by chance 95 percent."""
+_CAPITALISED = re.compile(r"[A-Z][a-z]{2,}")
+_IN_WORDS = 0.75
+"""Part of the characters of a class's name that is in such words. Of keys of 20 letters and digits 5 in 1,000 have as many in them, and of
+those 1 in 25 read as words."""
 _RARE = 0.2
 """How often a pair of letters that was never seen counts as seen."""
 
@@ -151,12 +155,21 @@ def _is_mixed(word: str, share: float = 0.4) -> bool:
     counts = Counter(kinds)
     changes = sum(previous != following for previous, following in pairwise(kinds)) / max(1, len(kinds) - 1)
     if len(counts) == 3:
-        return changes >= share and _bits(word) >= 3.2
+        return changes >= share and _bits(word) >= 3.2 and not _is_class_name(word)
     if set(counts) == {"l", "u"}:  # CamelCase has one capital a word
         return len(word) >= 24 and changes >= 0.42 and min(counts.values()) >= 0.25 * len(word)
     if len(counts) == 2:
         return len(word) >= 24 and changes >= 0.3 and 0.12 <= counts["d"] / len(word) <= 0.6 and _bits(word) >= 3.3
     return False
+
+
+def _is_class_name(word: str) -> bool:
+    """A few digits among words that begin with a capital each, as ``DeepseekV3ForCausalLM``."""
+    words = _CAPITALISED.findall(word)
+    letters = sum(map(len, words))
+    if letters < _IN_WORDS * len(word):
+        return False
+    return sum(len(one) * _bits_of_word(one.lower()) for one in words) < _MOST_BITS * letters
 
 
 def _bits(word: str) -> float:
