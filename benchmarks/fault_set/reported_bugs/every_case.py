@@ -1,4 +1,4 @@
-"""All cases of the set of bugs from the field: faults and healthy pairs by topic, five sets that were written down unseen, and one in
+"""All cases of the set of bugs from the field: faults and healthy pairs by topic, six sets that were written down unseen, and one in
 programs of model libraries."""
 
 from __future__ import annotations
@@ -41,6 +41,8 @@ from reported_bugs.unseen import (
 )
 from reported_bugs.unseen.fifth import faults as fifth_faults
 from reported_bugs.unseen.fifth import healthy as fifth_healthy
+from reported_bugs.unseen.sixth import faults as sixth_faults
+from reported_bugs.unseen.sixth import healthy as sixth_healthy
 
 FAULTS: tuple[Fault, ...] = (
     *in_models.CASES,
@@ -69,6 +71,7 @@ FAULTS: tuple[Fault, ...] = (
     *fourth_ranks.CASES,
     *fourth_alone.CASES,
     *fifth_faults.CASES,
+    *sixth_faults.CASES,
 )
 HEALTHY: tuple[Healthy, ...] = (
     *pairs.CASES,
@@ -83,5 +86,6 @@ HEALTHY: tuple[Healthy, ...] = (
     *healthy_of_libraries.CASES,
     *fourth_healthy.CASES,
     *fifth_healthy.CASES,
+    *sixth_healthy.CASES,
 )
 BESIDE: tuple[Beside, ...] = (*beside.CASES, *beside.HEALTHY)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from reported_bugs.libraries import language, pictures, preferences
 from reported_bugs.training import Program
 from reported_bugs.unseen.fifth.program import DecoderProgram
+from reported_bugs.unseen.sixth.program import Clamped, HybridProgram, Latent, Seeing
 
 PROGRAMS: dict[str, type[Program]] = {
     "bert": language.Bert,
@@ -22,4 +23,8 @@ PROGRAMS: dict[str, type[Program]] = {
     "reward": preferences.Reward,
     "policy": preferences.Policy,
     "decoder": DecoderProgram,
+    "hybrid": HybridProgram,
+    "latent": Latent,
+    "clamped": Clamped,
+    "seeing": Seeing,
 }
