@@ -59,10 +59,13 @@ def owners_and_tensors(tree: Tree, users: Mapping[int, str] | None = None) -> tu
                 if place.startswith("output.") if kind[0] == "backward" else tree.takes_parameter(row):
                     _learn_owner(known, mark(side, row), (users[op], place))
     calls = [(op, marks) for op in range(tree.first_backward, len(side.ops)) if _is_update(tree, op) and (marks := _marks(side, op))]
+    of_lists = {op for op, _ in calls if _takes_list(side, op)}
     owned: dict[int, Owner] = {}
     for ordered_calls in (calls, reversed(calls), calls):  # the call that takes in the parameter itself is often the last one
         for op, marks in ordered_calls:
             if tree.kinds[op][2].startswith("_foreach_") and _hand_on(side, op, known):
+                continue
+            if op in of_lists:
                 continue
             named = {owner for tensor_mark in marks if (owner := known.get(tensor_mark)) is not None}
             if len(named) == 1 or (users and named):
@@ -97,6 +100,13 @@ def _is_update(tree: Tree, op: int) -> bool:
     if not calls_function(kind) or kind[1] == "Distributed":
         return False
     return _in_place(kind[2]) or not any(len(tree.kinds[above]) == 4 for above in tree.above(op))
+
+
+def _takes_list(side: DumpTable, op: int) -> bool:
+    """A call takes in several tensors in one list (buckets are made so): they are of several parameters, and what it gives is of no one."""
+    inputs = (side.name[row][len(side.ops[op]) + 1 :].split(".") for row in side.rows(op) if mark(side, row) is not None)
+    lists = Counter(tuple(place[:-1]) for place in inputs if len(place) > 2 and place[0] == "input")
+    return any(count > 1 for count in lists.values())
 
 
 def _marks(side: DumpTable, op: int) -> list[Mark]:
@@ -140,14 +150,16 @@ def rematch_by_owner(
     """
     target_owned, golden_owned = owners(target, target_users), owners(golden, golden_users)
     if target_users is not None:
-        target_owned, golden_owned = _with_calls_between(target_owned, target), _with_calls_between(golden_owned, golden)
+        target_owned, golden_owned = with_calls_between(target_owned, target), with_calls_between(golden_owned, golden)
     if not set(target_owned.values()) & set(golden_owned.values()):
         return structure
     wanted = _pair_by_owner(target_owned, target, golden_owned, golden)
     taken = set(wanted.values())
     pairs = dict(structure.pairs)
     for i, j in structure.pairs:
-        if i in wanted or j in taken or target_owned.get(i) != golden_owned.get(j):
+        owner, golden_owner = target_owned.get(i), golden_owned.get(j)
+        known_apart = owner != golden_owner and (None not in (owner, golden_owner) or not _hold_the_same(target.side, i, golden.side, j))
+        if i in wanted or j in taken or known_apart:
             del pairs[i]
     pairs.update(wanted)
     used = set(pairs.values())
@@ -159,14 +171,21 @@ def rematch_by_owner(
     )
 
 
-def _with_calls_between(owned: Mapping[int, Owner], tree: Tree) -> dict[int, Owner]:
+def _hold_the_same(target: DumpTable, i: int, golden: DumpTable, j: int) -> bool:
+    """Two calls take in and give out tensors of the same numbers: one of two runs may not know whose they are."""
+    marks = _marks(target, i)
+    return bool(marks) and marks == _marks(golden, j)
+
+
+def with_calls_between(owned: Mapping[int, Owner], tree: Tree) -> dict[int, Owner]:
     """Calls of the update between two of one parameter are of that one, too: a moment that is zero in the first step has no mark."""
     extended, between = dict(owned), list[int]()
     last: Owner | None = None
     for op in range(tree.last_backward + 1, len(tree.kinds)):
         owner = owned.get(op)
         if owner is None:
-            between.append(op)
+            if tree.kinds[op][1:2] != ("Distributed",):  # what ranks put together is of all parameters
+                between.append(op)
             continue
         if owner == last:
             extended.update((call, owner) for call in between)
