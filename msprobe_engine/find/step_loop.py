@@ -22,6 +22,7 @@ from msprobe_engine.find.difference import call_facts, evidence, explain, first_
 from msprobe_engine.find.difference.divergence import Divergence, diverge
 from msprobe_engine.find.difference.harmless import loss_scale
 from msprobe_engine.find.difference.noise.calibration import Floats
+from msprobe_engine.find.difference.optimizer.changed_between_steps import changed_before
 from msprobe_engine.find.difference.optimizer.updated_parameters import name_learning_rate, name_parameters
 from msprobe_engine.find.difference.optimizer.updates import note_update
 from msprobe_engine.find.difference.rank_walk import RankWalk
@@ -118,15 +119,18 @@ class StepLoop:
         else:
             diagnosis.problems += describe_lost_mapping(target_as_read, target)
         self.before = walked
-        self._add_step(step, target, walked)
+        self._add_step(step, target, walked, previous)
         self._judge(step, previous, walked)
         diagnosis.problems += [problem for side in sides_of_both for problem in side.problems if problem not in diagnosis.problems]
 
-    def _add_step(self, step: int, target: Mapping[int, DumpTable], walked: Divergence) -> None:
+    def _add_step(self, step: int, target: Mapping[int, DumpTable], walked: Divergence, previous: Divergence | None) -> None:
         self._records += sum(walk.compared for walk in walked.walks.values())
         self._largest.add(step, walked)
         different = walked.different()
-        self._first = self._first or first_difference.of_step(step, walked)
+        if self._first is None:
+            self._first = first_difference.of_step(step, walked)
+            if self._first is not None and previous is not None and not self._facts:
+                self._facts = changed_before(self.looked[-2], previous, walked)
         self._hidden += count_not_compared(walked)
         one_sided, accepted = say_one_sided(walked)
         self._accepted.add(step, accepted)

@@ -21,7 +21,7 @@ from msprobe_engine.measure.segments import SegmentReduce
 
 def of_step(step: int, divergence: Divergence) -> Suspect | None:
     """The first record of a step, over all ranks and in the order of execution, with a number that is not the same on both sides."""
-    origins = {rank: [origin] for rank, origin in divergence.of_each(_of_rank).items() if origin is not None}
+    origins = {rank: [origin] for rank, origin in divergence.of_each(of_rank).items() if origin is not None}
     first = cross_rank.first_in_time(origins, divergence.links)
     if not first:
         return None
@@ -100,7 +100,8 @@ def begin_otherwise(first: Suspect, divergence: Divergence) -> list[str]:
     return [Sentence(template, first.record, first.why)]
 
 
-def _of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
+def of_rank(walker: DifferenceWalk) -> DifferenceOrigin | None:
+    """The first record of a rank with a number that is not the same on both sides."""
     m = walker.measured
     differs = (m.distance > 0) & ~m.argument
     records = SegmentReduce(walker.starts).any(differs) & walker.counted
