@@ -20,6 +20,7 @@ from msprobe_engine.find.collectives.links import Links
 from msprobe_engine.find.difference import cross_rank
 from msprobe_engine.find.difference.harmless import accumulated_gradients
 from msprobe_engine.find.difference.noise.calibration import Floats
+from msprobe_engine.find.difference.optimizer.common_factor import other_factors_first
 from msprobe_engine.find.difference.rank_walk import RankWalk, reuse_walk
 from msprobe_engine.find.difference.walk import DifferenceWalk, Walk
 from msprobe_engine.find.origin import GRADIENT, RESULT, DifferenceOrigin
@@ -133,7 +134,8 @@ def settle_origins(divergence: Divergence, before: Divergence | None, walked: Ma
             of_walker[id(walker)] = divergence.walks[rank]
             walker.forget()
         accumulated_gradients.leave_out_early_sums(divergence.walkers, divergence.walks)
-        divergence.origins = cross_rank.first_in_time({rank: walk.origins for rank, walk in divergence.walks.items()}, divergence.links)
+        ordered = {rank: other_factors_first(divergence.walkers[rank], walk.origins) for rank, walk in divergence.walks.items()}
+        divergence.origins = cross_rank.first_in_time(ordered, divergence.links)
         level = _noise(divergence)
         if level <= divergence.noise:
             break

@@ -16,9 +16,9 @@ from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.difference import explain, first_difference
 from msprobe_engine.find.difference.divergence import Divergence
 from msprobe_engine.find.difference.harmless import left_out
-from msprobe_engine.find.difference.origin import EXTRA, MISSING, PARAMETER, TAKEN, DifferenceOrigin
 from msprobe_engine.find.difference.walk import DifferenceWalk
 from msprobe_engine.find.findings import Suspect
+from msprobe_engine.find.origin import EXTRA, MISSING, PARAMETER, TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 from msprobe_engine.measure import dump_dialects
 

@@ -6,8 +6,9 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
-from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, mark, owners_and_tensors
+from msprobe_engine.align.parallel.parameter_owner import Mark, Owner, mark, owners_and_tensors, with_calls_between
 from msprobe_engine.core.text.sentences import Sentence
+from msprobe_engine.find.difference.optimizer.common_factor import ALIKE, SEVERAL
 from msprobe_engine.find.findings import Suspect
 from msprobe_engine.find.origin import TAKEN, DifferenceOrigin
 from msprobe_engine.formats.dump.dump_table import INPUT
@@ -17,12 +18,6 @@ if TYPE_CHECKING:
     from msprobe_engine.find.difference.walk import DifferenceWalk
 
 _Owners = tuple[Mapping[int, Owner], Mapping[Mark, Owner | None]]
-
-_ALIKE = 0.02
-"""Factors that are one and the same, with the round-off of 16 bits."""
-
-_LIST = 4
-"""Tensors that make a list of many."""
 
 
 def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None:
@@ -42,9 +37,11 @@ def name_parameters(suspects: Sequence[Suspect], divergence: Divergence) -> None
         if rank not in known:
             known[rank] = walker.owners, owners_and_tensors(walker.golden)
         of_target, of_golden = known[rank]
-        named = [
-            owner for side, calls in ((of_target, target_calls), (of_golden, golden_calls)) for op in calls if (owner := side[0].get(op))
-        ]
+        calls_of_sides = (walker.target, of_target[0], target_calls), (walker.golden, of_golden[0], golden_calls)
+        named = [owner for _, owned, calls in calls_of_sides for op in calls if (owner := owned.get(op))]
+        if not named:  # what is given to it has no number that tells, but the calls around it are of one parameter
+            around = ((with_calls_between(owned, tree), calls) for tree, owned, calls in calls_of_sides if calls)
+            named = [owner for owned, calls in around for op in calls if (owner := owned.get(op))]
         if not named and (scaled := _scaled_alike(walker, origin)) is not None:
             suspect.why = Sentence("{0}; {1} of {2} tensors that go into this call are {3} times the golden run's", suspect.why, *scaled)
         elif not named:  # a call on all parameters at once
@@ -67,9 +64,9 @@ def _scaled_alike(walker: DifferenceWalk, origin: DifferenceOrigin) -> tuple[str
     if origin.kind != TAKEN or origin.row < 0 or not golden_stats[origin.other][3] > 0:
         return None
     factor = target_stats[origin.row][3] / golden_stats[origin.other][3]
-    alike = sum(abs(other_factor / factor - 1) < _ALIKE for other_factor in factors)
-    several = len(factors) >= _LIST and 2 * alike > len(factors)
-    return (f"{alike}", f"{len(factors)}", f"{factor:.3g}") if several and abs(factor - 1) > _ALIKE else None
+    alike = sum(abs(other_factor / factor - 1) < ALIKE for other_factor in factors)
+    several = len(factors) >= SEVERAL and 2 * alike > len(factors)
+    return (f"{alike}", f"{len(factors)}", f"{factor:.3g}") if several and abs(factor - 1) > ALIKE else None
 
 
 def name_learning_rate(first: Suspect, others: Iterable[Suspect]) -> None:
