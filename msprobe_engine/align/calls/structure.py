@@ -16,6 +16,7 @@ from msprobe_engine.align.calls import pieces, reordered, strangers
 from msprobe_engine.align.calls.call_pairs import CallPairs
 from msprobe_engine.align.calls.call_tree import ROOT, Tree, calls_function
 from msprobe_engine.align.calls.longest_common import align, gaps
+from msprobe_engine.align.parameters.prefixes import strip_wrappers
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, DumpTable
 from msprobe_engine.measure import distances, dump_dialects
 
@@ -282,11 +283,13 @@ class Matcher(CallPairs):
         )
 
     def _around_alike(self, i: int, j: int) -> bool:
-        """The calls around two records do not belong to others than each other."""
+        """The calls around two records belong to each other; or to none, and are not of two modules at other places of the model."""
         target_parent, golden_parent = self.target.parents[i], self.golden.parents[j]
-        return self.found.get(target_parent, golden_parent) == golden_parent and (
-            golden_parent not in self.back or self.found.get(target_parent) == golden_parent
-        )
+        if target_parent in self.found or golden_parent in self.back:
+            return self.found.get(target_parent) == golden_parent
+        around = [tree.kinds[op] for tree, op in ((self.target, target_parent), (self.golden, golden_parent)) if op != ROOT]
+        paths = {strip_wrappers(kind[2]) for kind in around if len(kind) == 4}
+        return len(paths) < 2
 
     def _additions(self) -> None:
         """A call that adds a gradient to a buffer belongs to the one that adds the gradient of the same place, in whatever order a run does

@@ -298,3 +298,23 @@ def test_calls_of_one_class_at_the_same_place_that_do_not_belong_together(tmp_pa
             records["Module.norm.Norm.forward.1"] |= {"is_recompute": True}
         sides.append(side(tmp_path / name, records))
     assert match_structure(*sides).pairs == [(0, 0)]
+
+
+def test_calls_of_one_number_in_modules_at_other_places(tmp_path: Path) -> None:
+    """Calls of functions with one name and the same shapes, inside of calls of two modules that have no partner, do not belong together."""
+
+    def called(directory: Path, paths: list[str]) -> DumpTable:
+        records: dict[str, Any] = {}
+        construct: dict[str, str | None] = {}
+        for number, path in enumerate(paths):
+            function, module = f"Functional.attend.{number}.forward", f"Module.{path}.Block.forward.{paths[:number].count(path)}"
+            records |= {function: call(4), module: call(4)}
+            construct |= {function: module, module: None}
+        for path in ("one", "two"):
+            records[f"Module.{path}.Block.backward.0"], construct[f"Module.{path}.Block.backward.0"] = call(4), None
+        return side(directory, records, construct)
+
+    target, golden = called(tmp_path / "target", ["two", "one"]), called(tmp_path / "golden", ["two", "two"])
+    structure = match_structure(target, golden)
+    assert [target.ops[i] for i in structure.only_target] == ["Functional.attend.1.forward", "Module.one.Block.forward.0"]
+    assert [golden.ops[j] for j in structure.only_golden] == ["Functional.attend.1.forward", "Module.two.Block.forward.1"]
