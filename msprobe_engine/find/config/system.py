@@ -82,7 +82,7 @@ def _repository(system: Mapping[str, Any]) -> Mapping[str, Any]:
 
 def _compare_files(golden: Mapping[str, Any], target: Mapping[str, Any]) -> Iterator[Difference]:
     """Files of the program that hold something else, where both run from one commit: of another one that is said already."""
-    if not golden.get("commit") or golden.get("commit") != target.get("commit"):
+    if golden.get("commit") != target.get("commit"):
         return
     for digest, files, missing in (
         ("files_digest", "changed_files", "as committed"),
@@ -117,7 +117,7 @@ def _file(name: str, golden: str, target: str) -> Difference:
 
 def _cannot_tell(golden: Mapping[str, Any], target: Mapping[str, Any]) -> str:
     """Why it is not known whether the program's files are the same; empty where it is, or where the commit is another one."""
-    if not golden.get("commit") or golden.get("commit") != target.get("commit"):
+    if golden.get("commit") != target.get("commit"):
         return ""
     for side, git, other in (("bench", golden, target), ("cmp", target, golden)):
         if git.get("changed") and "files_digest" not in git:

@@ -326,6 +326,7 @@ def _run_of(files: object, **more: object) -> dict[int, dict[str, Any]]:
     [
         (_run_of({"train.py": "a"}), _run_of({"train.py": "a"}), [], ""),
         (_run_of({"train.py": "a"}), _run_of({"train.py": "b"}), ["program.git: train.py"], ""),
+        (_run_of({"train.py": "a"}, commit=""), _run_of({"train.py": "b"}, commit=""), ["program.git: train.py"], ""),
         (_run_of({}, changed=0), _run_of({"train.py": "b"}), ["program.git: train.py"], ""),
         (_run_of({}, files_digest="staged"), _run_of({}, files_digest="other"), ["program.git: files_digest"], ""),
         (_run_of({}), _run_of({}, unread=2), [], "2 files of the program were too large"),
