@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from msprobe_engine import __version__
+from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.io.json_text import dumps
 from msprobe_engine.core.io.output_files import replace_file
@@ -74,7 +75,7 @@ class RunFile:
             "started_unix": round(now, 3),
             "launch": secrets.token_hex(8),
             "restart": is_restart(),
-            "job": job_id(),
+            "job": mask_setting("", job_id()),
             "monitor": None if monitor is None else asdict(monitor),
             "rules": None if rules is None else list(rules),
             "losses": True,  # beside it lies a `LossFile`: where that is gone, somebody has taken it away

@@ -101,6 +101,7 @@ def test_the_pack_of_the_run_before_is_kept_and_the_two_compare(tmp_path: Path, 
 def test_a_run_says_its_program_and_its_job_beside_its_numbers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """run.json has command, commit and versions as the pack has them, with secrets masked, and the job's id."""
     monkeypatch.setenv("SLURM_JOB_ID", "1234")
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA1b")
     monkeypatch.setattr(sys, "argv", [str(Path(__file__)), "--lr", "1e-3", "--hf-token", "hf_" + "aB3dE5gH7jK9mN1pQ2rS4tU6vW8xY0zA1b"])
     train(tmp_path)
     told = json.loads(next(tmp_path.rglob("run.json")).read_text())
