@@ -22,8 +22,8 @@ import torch
 
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.settings.schema import ProbeSettings
-from msprobe_engine.probe.incident.again import Judge
 from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.rerun_check import RerunCheck
 from msprobe_integrations.megatron import reliance
 from msprobe_integrations.megatron.layout import rank_info, unwrap_model
 from msprobe_integrations.megatron.optimizers import is_megatron, loss_scale, numbers_of_update
@@ -263,7 +263,7 @@ class Rerun:
         self._counts: Any = None
         self._fired = False
         self._second: StepRerun | None = None
-        self._judge: Judge | None = None
+        self._judge: RerunCheck | None = None
 
     def handle_rerun(self, probe: TorchProbe, machine: Any, run: bool) -> None:
         """The machine has answered whether the pass that follows is to run. All ranks get the same answer."""
@@ -296,7 +296,7 @@ class Rerun:
         return "reproduced" if getattr(machine, "checkpoint_requested", False) else "transient"
 
     def _begin_rerun(self, probe: TorchProbe, machine: Any) -> None:
-        judge = self._judge = self._judge or Judge(probe.settings)
+        judge = self._judge = self._judge or RerunCheck(probe.settings)
         first = seen_so_far(probe, scalars=self._numbers())
         probe.pipeline.advance()
         alerts = judge.check(first)

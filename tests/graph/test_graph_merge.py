@@ -27,7 +27,7 @@ from msprobe_engine.report.graph.existing.items import items as items_of
 from msprobe_engine.report.graph.global_suspect import node_of
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.make import build_merged_graph
-from msprobe_engine.report.graph.merge.whole import MergedRanks, whole
+from msprobe_engine.report.graph.merge.merge_ranks import MergedRanks, merge_ranks
 from msprobe_engine.report.graph.merge.write_back import construct_of, dump_of, stacks_of
 from msprobe_engine.report.graph.nodes.build import build
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph
@@ -80,7 +80,7 @@ def sides(place: Path) -> dict[int, DumpTable]:
 
 
 def one_whole(place: Path) -> MergedRanks:
-    return whole(sides(place))
+    return merge_ranks(sides(place))
 
 
 @pytest.mark.parametrize("name", ["tp2", "dp2"])
@@ -412,7 +412,7 @@ def test_experts_of_tensor_parallel_ranks(tmp_path: Path, capsys: pytest.Capture
     """Where the ranks of a tensor-parallel group hold different experts (their own tensor parallel size is 1), dense layers are put
     together and all experts are shown, with the numbers of the whole model; each replica has experts of its own and is a model."""
     files = [_rank_of_experts(tmp_path, rank, tp=rank % 2, ep=rank % 2, dp=rank // 2) for rank in range(4)]
-    found = whole({rank: read_side(file) for rank, file in enumerate(files[:2])})
+    found = merge_ranks({rank: read_side(file) for rank, file in enumerate(files[:2])})
     assert found.said == []
     experts = "Module.layers.0.mlp.experts.local_experts"
     assert [name for name in found.side.ops if "experts" in name] == [f"{experts}.{n}.MLP.forward.0" for n in range(2)]

@@ -21,7 +21,7 @@ from msprobe.pytorch import PrecisionDebugger  # noqa: E402
 from msprobe_engine.formats.dump.read_table import read_side  # noqa: E402
 from msprobe_engine.report.graph.merge import device_mesh  # noqa: E402
 from msprobe_engine.report.graph.merge.make import build_merged_graph  # noqa: E402
-from msprobe_engine.report.graph.merge.whole import whole  # noqa: E402
+from msprobe_engine.report.graph.merge.merge_ranks import merge_ranks  # noqa: E402
 from msprobe_engine.report.graph.nodes.model import Comparison, Graph  # noqa: E402
 from msprobe_engine.report.graph.options import GraphOptions  # noqa: E402
 from msprobe_engine.report.graph.source import jobs_of  # noqa: E402
@@ -95,7 +95,7 @@ def test_tensor_parallel_dtensors_are_one_model(axis: str, dumps: Path) -> None:
     if axis:
         for rank, side in sides.items():
             side.header["parallel"] = {"rank": {axis: rank}, "size": {axis: 2}}
-    found = whole(device_mesh.infer_meshes(sides))
+    found = merge_ranks(device_mesh.infer_meshes(sides))
     one = read_side(dumps / "one" / "step0" / "rank0" / "dump.json")
     rows = {name: row for row, name in enumerate(one.name)}
     compared = put_together = 0

@@ -8,8 +8,8 @@ import pytest
 from frames_of_lists import TENSOR, frame_of
 
 from msprobe_engine.core.records import FAMILIES, Entry, Opaque, Sample, TensorRef
-from msprobe_engine.probe.rules.kinds import KINDS, entry_kind, sample_kind, scalar_kind
 from msprobe_engine.probe.rules.layout import LayoutCache
+from msprobe_engine.probe.rules.tensor_kinds import KINDS, entry_kind, sample_kind, scalar_kind
 
 
 def test_same_object_while_frames_look_alike() -> None:

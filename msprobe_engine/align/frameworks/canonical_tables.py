@@ -10,9 +10,9 @@ from itertools import permutations
 import numpy as np
 
 from msprobe_engine.align.calls.structure import Aligned, Structure
+from msprobe_engine.align.frameworks.align_groups import Group, Grouped, Grouping
 from msprobe_engine.align.frameworks.canonical import Terms, near, of_row
 from msprobe_engine.align.frameworks.common_terms import CommonSide, CommonTree
-from msprobe_engine.align.frameworks.groups import Group, Grouped, Grouping
 from msprobe_engine.align.parallel.micro_batches import add_rows, append_record
 from msprobe_engine.formats.dump.dump_table import INPUT, OUTPUT, PARAMETERS, PARAMETERS_GRAD, DumpTable
 

@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable
 
 from msprobe_engine.config.settings.normalize import Several
-from msprobe_engine.config.settings.side import DERIVED, PackSettings, Quantity
+from msprobe_engine.config.settings.pack_settings import DERIVED, PackSettings, Quantity
 from msprobe_engine.core.text.sentences import Sentence
 
 _OF_FLAGS = ("megatron", "transformers", "deepspeed")

@@ -11,7 +11,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from msprobe_engine.config.settings import derived
-from msprobe_engine.config.settings.side import PackSettings
+from msprobe_engine.config.settings.pack_settings import PackSettings
 from msprobe_engine.core.text.sentences import Sentence
 
 TERMS = frozenset(

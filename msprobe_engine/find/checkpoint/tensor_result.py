@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from msprobe_engine.align.parameters.kinds import OTHER, kind_of, layer_of
+from msprobe_engine.align.parameters.parameter_kinds import OTHER, kind_of, layer_of
 from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER
 
 EQUAL, WITHIN, DIFFERENT, SHAPE, INCOMPLETE, UNREADABLE = "equal", "within tolerance", "different", "shape", "incomplete", "unreadable"

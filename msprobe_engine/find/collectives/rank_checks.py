@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.align.calls.call_tree import Tree, calls_function
-from msprobe_engine.align.parameters import kinds
+from msprobe_engine.align.parameters import parameter_kinds
 from msprobe_engine.core.operator_traits import RANDOM_MASKS, normal_op
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence, one_line_of
@@ -120,7 +120,8 @@ class RankChecks:
                 self.evidence.append(Sentence("{0} parameters that are copies of each other differ.", len(odd)))
                 break
         if not odd and self.equal and (self._moved or replicas.moved_alike(table, self._last)):
-            shared = {name: rows for name, rows in table.items() if kinds.kind_of(name) != kinds.EXPERT}  # a rank has experts of its own
+            # a rank has experts of its own
+            shared = {name: rows for name, rows in table.items() if parameter_kinds.kind_of(name) != parameter_kinds.EXPERT}
             odd = replicas.find_differing_copies(step, shared, _BEGAN, self._last)
             self.evidence += [Sentence("{0} parameters that are copies of each other differ.", len(odd))] if odd else []
         if not odd:

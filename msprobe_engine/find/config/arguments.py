@@ -18,7 +18,7 @@ from msprobe_engine.config.launch_scripts.arguments import is_option, read_optio
 from msprobe_engine.config.launch_scripts.shell.values import Known, Place, Text, show_text
 from msprobe_engine.config.settings import normalize
 from msprobe_engine.config.settings.aliases import key
-from msprobe_engine.config.settings.side import PackSettings, Setting
+from msprobe_engine.config.settings.pack_settings import PackSettings, Setting
 from msprobe_engine.config.severity import HARMLESS
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.config import difference

@@ -17,18 +17,18 @@ from difflib import SequenceMatcher
 from msprobe_engine.config.settings import normalize, schedules
 from msprobe_engine.config.settings.aliases import Term
 from msprobe_engine.config.settings.derived import derived_terms, quantity
-from msprobe_engine.config.settings.side import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, only_moved
+from msprobe_engine.config.settings.pack_settings import DEFAULT, DERIVED, NOT_KNOWN, PackSettings, Quantity, Setting, only_moved
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.core.text.words import some
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, SIDES, Difference, Settled
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, SETTINGS, SIDES, Difference, SettingsComparison
 
 PURE, MAPPING, BY_DEFAULT, BY_DERIVATION = "pure name", "mapping", "default", "derived"
 """``matched_with``; the existing tool has the first two and ``similarity:0.9``."""
 _LOSS_SCALE = "loss_scale"
 
 
-def compare_settings(bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool] | None = None) -> Settled:
+def compare_settings(bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool] | None = None) -> SettingsComparison:
     """Compare the settings of two runs.
 
     Args:
@@ -43,7 +43,7 @@ class _Comparison:
     def __init__(self, bench: PackSettings, cmp: PackSettings, file: str, content: Mapping[str, bool]) -> None:
         self.bench, self.cmp, self.file, self.content = bench, cmp, file, content
         self.terms = bench.terms
-        self.out = Settled()
+        self.out = SettingsComparison()
         self.reported: set[str] = set()
         self.said_first: dict[tuple[str, str, str], str] = {}
         self.lost = 0
@@ -51,7 +51,7 @@ class _Comparison:
         self.assumed: list[str] = []
         self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
 
-    def run(self) -> Settled:
+    def run(self) -> SettingsComparison:
         mine, theirs = dict(self.bench.settings), dict(self.cmp.settings)
         for name in [name for name in mine if name in theirs and not self._is_filled_in(name)]:
             self._pair(name, mine.pop(name), theirs.pop(name))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
-from msprobe_engine.config.settings.side import DEFAULT_OF
+from msprobe_engine.config.settings.pack_settings import DEFAULT_OF
 from msprobe_engine.config.severity import ERROR, HARMLESS, PASS, SEVERITIES, level, worst
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence
@@ -140,7 +140,7 @@ class Difference:
 
 
 @dataclass
-class Settled:
+class SettingsComparison:
     """What comparing the settings gave.
 
     Attributes:

@@ -12,7 +12,7 @@ from msprobe_engine.config.pack.reader import Pack
 from msprobe_engine.config.secrets.masking import mask_setting
 from msprobe_engine.config.secrets.names import judged_name
 from msprobe_engine.config.settings.normalize import Several
-from msprobe_engine.config.settings.side import NOT_KNOWN, PackSettings, Setting
+from msprobe_engine.config.settings.pack_settings import NOT_KNOWN, PackSettings, Setting
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.ranges import format_ranges

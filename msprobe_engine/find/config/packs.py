@@ -13,7 +13,7 @@ from typing import Any
 from msprobe_engine.config.collect.pack import collect
 from msprobe_engine.config.collect.resolved import CODE, DEFAULT
 from msprobe_engine.config.pack.reader import Pack, read_pack
-from msprobe_engine.config.settings.side import PackSettings
+from msprobe_engine.config.settings.pack_settings import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
 from msprobe_engine.core.text.ranges import format_ranges
 from msprobe_engine.core.text.sentences import Sentence, join_sentences

@@ -7,7 +7,7 @@ import numpy as np
 from msprobe_engine.core.records import BATCH_DIGEST
 from msprobe_engine.core.text.sentences import Sentence
 from msprobe_engine.find.findings import Suspect
-from msprobe_engine.find.monitor.kinds import are_of_one_layout
+from msprobe_engine.find.monitor.shapes_and_dtypes import are_of_one_layout
 from msprobe_engine.formats.monitor.reader import Run
 
 

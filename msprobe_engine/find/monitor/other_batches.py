@@ -12,8 +12,8 @@ import numpy as np
 
 from msprobe_engine.core.text.ranges import ranks_text
 from msprobe_engine.core.text.sentences import Sentence
-from msprobe_engine.find.monitor.kinds import are_of_one_layout, world_size
 from msprobe_engine.find.monitor.number_pairs import Number, Table, is_compared, order_in_step
+from msprobe_engine.find.monitor.shapes_and_dtypes import are_of_one_layout, world_size
 from msprobe_engine.formats.monitor.reader import Run
 from msprobe_engine.formats.monitor.series import Key
 

@@ -14,14 +14,6 @@ from msprobe_engine.find import findings
 from msprobe_engine.find.findings import Diagnosis
 from msprobe_engine.find.monitor.between_steps import changed_between
 from msprobe_engine.find.monitor.given_batches import find_other_batches
-from msprobe_engine.find.monitor.kinds import (
-    cut_otherwise,
-    of_other_form,
-    of_other_stages,
-    other_kinds,
-    rounded_in_one_run,
-    world_size,
-)
 from msprobe_engine.find.monitor.nearest import nearest_first
 from msprobe_engine.find.monitor.number_pairs import Number, paired_numbers
 from msprobe_engine.find.monitor.one_sided import never_there
@@ -35,6 +27,14 @@ from msprobe_engine.find.monitor.other_batches import (
 )
 from msprobe_engine.find.monitor.other_scale import without_scale
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
+from msprobe_engine.find.monitor.shapes_and_dtypes import (
+    cut_otherwise,
+    of_other_form,
+    of_other_stages,
+    other_kinds,
+    rounded_in_one_run,
+    world_size,
+)
 from msprobe_engine.find.monitor.suspects import MOST_SUSPECTS, row_of, say_again, suspect_of
 from msprobe_engine.formats.monitor.completeness import (
     began_later,

@@ -10,8 +10,8 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.names import direction
 from msprobe_engine.core.records import Entry, Frame, Sample
 from msprobe_engine.probe.rules.base import Rule
-from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.layout import Layout
+from msprobe_engine.probe.rules.tensor_kinds import KINDS
 
 
 def is_excluded(name: str, patterns: Sequence[str]) -> bool:

@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.errors import SettingsError
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.layout import LayoutCache
+from msprobe_engine.probe.rules.tensor_kinds import KINDS
 
 ORDER = "`msprobe monitor analyze RUN` lists the alerts in the order of execution; the first one is nearest to the cause"
 """What to do next where several alerts follow from one cause."""

@@ -10,9 +10,9 @@ from msprobe_engine.core.settings.schema import ProbeSettings, RuleSettings
 from msprobe_engine.probe.rules.arguments import parse_args
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.builtin.values.condition import ConditionRule
-from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.layout import LayoutCache
 from msprobe_engine.probe.rules.registry import RECOMMENDED, RULES
+from msprobe_engine.probe.rules.tensor_kinds import KINDS
 
 
 def build_rules(settings: ProbeSettings) -> list[Rule]:

@@ -7,7 +7,7 @@ import math
 import numpy as np
 
 from msprobe_engine.core.records import Frame
-from msprobe_engine.probe.rules.kinds import scalar_kind
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 from msprobe_engine.probe.rules.tracked_series import Level
 
 _RESOLUTION = 2.0**-20

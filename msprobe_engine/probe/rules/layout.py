@@ -14,7 +14,7 @@ import numpy.typing as npt
 
 from msprobe_engine.core.records import Entry, Frame, Sample, leaves
 from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, SUMSQ, ZEROS, as_int64
-from msprobe_engine.probe.rules.kinds import KINDS, entry_kind, sample_kind
+from msprobe_engine.probe.rules.tensor_kinds import KINDS, entry_kind, sample_kind
 
 KIND_INDEX = {kind: i for i, kind in enumerate(KINDS)}
 _SECTION = {"input": "input_args", "kwargs": "input_kwargs"}

@@ -6,7 +6,7 @@ from collections import Counter
 from collections.abc import Iterable
 from typing import Any
 
-from msprobe_engine.align.parameters.kinds import OTHER, kind_of, layer_of
+from msprobe_engine.align.parameters.parameter_kinds import OTHER, kind_of, layer_of
 from msprobe_engine.core.dtypes import item_size
 from msprobe_engine.core.log import one_line
 from msprobe_engine.core.text.words import size

@@ -26,8 +26,8 @@ from msprobe_integrations.common.dump.files import DumpFiles
 from msprobe_integrations.common.dump.forward_range import ForwardRange, check_range, check_tokens, part_of
 from msprobe_integrations.common.dump.module_selection import ModuleSelection
 from msprobe_integrations.common.dump.parts import DumpParts
-from msprobe_integrations.common.dump.started import StartedWith
-from msprobe_integrations.common.ranks.patience import Patience, has_raised
+from msprobe_integrations.common.dump.settings_pack import SettingsPack
+from msprobe_integrations.common.ranks.shutdown_deadline import ShutdownDeadline, has_raised
 from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.common.statistics.row_options import CHECKSUMS
 
@@ -64,7 +64,7 @@ class DumpRun(DumpParts):
             lambda: self._switch_capture(False),
             lambda error: self.faults.fail("token_range", error),
         )
-        self.started = StartedWith(self.config_type)
+        self.started = SettingsPack(self.config_type)
         self.files.before_rename, self.files.wrote_in = self.started.close, self._wrote_in
         self._open = False
         self._seeing = False
@@ -351,7 +351,7 @@ class DumpRun(DumpParts):
     def at_exit(self) -> None:
         """The process ends: write what is there."""
         broken = has_raised() or signal_shutdown.get_seconds_left() < math.inf
-        self.pipeline.patience = Patience().left()
+        self.pipeline.patience = ShutdownDeadline().left()
         with self.faults.guard("dump"):
             if self._open:
                 # Not stopped, or ended by an exception: the step is there as far as it came, and says so.
@@ -367,7 +367,7 @@ class DumpRun(DumpParts):
             self.extras.close()
             self.pipeline.close()
         with self.faults.guard("config check"):
-            self.started.close(Patience().left())
+            self.started.close(ShutdownDeadline().left())
         self._conclude()
         self.files.release()
 

@@ -29,7 +29,7 @@ from msprobe_integrations.common.monitor.hot import FollowedFile
 from msprobe_integrations.common.monitor.parts import ProbeBase
 from msprobe_integrations.common.monitor.usage_warnings import UsageWarnings
 from msprobe_integrations.common.parameters.parameter_monitor import Attached, Find, ParameterMonitor
-from msprobe_integrations.common.ranks.patience import Patience
+from msprobe_integrations.common.ranks.shutdown_deadline import ShutdownDeadline
 from msprobe_integrations.common.shutdown import at_exit, signal_shutdown, trackers_end
 from msprobe_integrations.common.statistics.statistics_options import StatisticsOptions
 
@@ -65,7 +65,7 @@ class Probe(ProbeBase):
         self._closed = False
         self._said = False
         self._in_step = False
-        self._patience = Patience()
+        self._patience = ShutdownDeadline()
         self._membership = self._make_membership()
         m = settings.monitor if settings.monitor is not None and settings.monitor.enabled else None
         self._window = _window_of(m)

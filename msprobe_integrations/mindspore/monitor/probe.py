@@ -28,7 +28,7 @@ from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.parameters.gradients import Exchange
 from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 from msprobe_integrations.common.ranks.exchanges import Exchanges
-from msprobe_integrations.common.ranks.membership import Membership
+from msprobe_integrations.common.ranks.rank_discovery import RankDiscovery
 from msprobe_integrations.mindspore.backend import MindSporeBackend
 from msprobe_integrations.mindspore.capture.captures import Captures
 from msprobe_integrations.mindspore.capture.level import Capture
@@ -57,8 +57,8 @@ class MindSporeProbe(Probe):
     def _make_parameters(self) -> ParameterMonitor:
         return ParameterMonitor(self, find_source, Exchanges(_no_exchange), JobRanks(Path(self.settings.output_dir)))
 
-    def _make_membership(self) -> Membership:
-        return Membership(self, job.is_initialized, watch_ranks)
+    def _make_membership(self) -> RankDiscovery:
+        return RankDiscovery(self, job.is_initialized, watch_ranks)
 
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings, self.pipeline.program)

@@ -28,7 +28,7 @@ from msprobe_engine.probe.sinks.base import Sink
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.parameters.parameter_monitor import ParameterMonitor
 from msprobe_integrations.common.ranks.exchanges import Exchanges
-from msprobe_integrations.common.ranks.membership import Membership
+from msprobe_integrations.common.ranks.rank_discovery import RankDiscovery
 from msprobe_integrations.torch.ascend.overflow import NpuOverflow
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.level import Capture
@@ -73,8 +73,8 @@ class TorchProbe(Probe):
     def _make_parameters(self) -> ParameterMonitor:
         return ParameterMonitor(self, find_source, Exchanges(lambda ranks: RowExchange(ranks=ranks)), TorchRanks())
 
-    def _make_membership(self) -> Membership:
-        return Membership(self, lambda: dist.is_available() and dist.is_initialized(), watch_ranks)
+    def _make_membership(self) -> RankDiscovery:
+        return RankDiscovery(self, lambda: dist.is_available() and dist.is_initialized(), watch_ranks)
 
     def _make_run_config(self) -> RunConfig:
         return RunConfig(self.settings, self.pipeline.program)

@@ -24,8 +24,8 @@ from torch import nn
 from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.log import get_logger
 from msprobe_engine.core.records import Frame, Sample
-from msprobe_engine.probe.incident.again import AT_ONCE, Judge
 from msprobe_engine.probe.incident.event import Event
+from msprobe_engine.probe.incident.rerun_check import AT_ONCE, RerunCheck
 from msprobe_integrations.common.monitor.probe import Probe
 from msprobe_integrations.common.ranks.step_exchange import StepExchange
 from msprobe_integrations.common.ranks.tree import Lane, Words
@@ -95,7 +95,7 @@ class RerunOnAlert:
 
     def __init__(self, probe: Probe, models: list[nn.Module]) -> None:
         self._probe = probe
-        self._judge = Judge(probe.settings)
+        self._judge = RerunCheck(probe.settings)
         self._votes: _Votes | None = None
         self._parameters = [
             (chunk, name.removeprefix("module."), parameter)

@@ -14,7 +14,7 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.guard import raise_of_training
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.formats.dump.layout import RERUN
-from msprobe_engine.probe.incident import again
+from msprobe_engine.probe.incident import rerun_check
 from msprobe_engine.probe.incident.event import Event
 from msprobe_engine.probe.sinks.dump import crash_safe
 from msprobe_engine.probe.sinks.dump.dump_files import DumpSink
@@ -56,7 +56,7 @@ class StepRerun:
     """
 
     def __init__(
-        self, probe: Probe, judge: again.Judge, first: Frame, *, fired: bool, event: Event | None, alerts: Sequence[Alert] = ()
+        self, probe: Probe, judge: rerun_check.RerunCheck, first: Frame, *, fired: bool, event: Event | None, alerts: Sequence[Alert] = ()
     ) -> None:
         self._probe = probe
         self._judge = judge
@@ -93,7 +93,7 @@ class StepRerun:
             samples: more that this run showed, taken before this call.
 
         Returns:
-            The verdict, see `again.Judge.compare`.
+            The verdict, see `rerun_check.RerunCheck.compare`.
         """
         probe = self._probe
         stacks = probe.scheduler.end_again() if self._sink is not None else None
@@ -136,7 +136,7 @@ class StepRerun:
             try:
                 sink.write(frame)
                 sink.close()
-                again.add_second_run(directory, rank, facts)
+                rerun_check.add_second_run(directory, rank, facts)
             except Exception as error:
                 raise_of_training(error)
                 faults.fail("second run", error, disable=False, hint=f"the incident {directory} may lack its rerun directory")

@@ -22,7 +22,7 @@ from msprobe_engine.formats.dump.rank_files import parse_json, read_bytes
 from msprobe_engine.formats.tensors.reader import TensorFiles
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments
-from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, leaves_of
+from msprobe_integrations.torch.op_tools.accuracy.execute import ExecutionOptions, Outcome, leaves_of
 from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared, prepare
 from msprobe_integrations.torch.op_tools.accuracy.resolve import find, is_api
 from msprobe_integrations.torch.op_tools.accuracy.sides import Ran, on_bench, on_target
@@ -76,7 +76,7 @@ def _one(name: str, record: Mapping[str, Any], data: Mapping[str, Any], argument
         inputs = list(leaves_of([list(prepared.call.args), dict(prepared.call.kwargs)]))
         row.inputs = "drawn from statistics" if arguments.drawn else "saved" if any(map(torch.is_tensor, inputs)) else "none"
         row.bad_inputs = any(map(_overflows, inputs))
-        ran = on_target(prepared, Side(device or cpu), as_recorded=True)
+        ran = on_target(prepared, ExecutionOptions(device or cpu), as_recorded=True)
         reference, row.reference = _reference(prepared, ran, device)
     except CannotRun as error:
         row.verdict, row.note = NOT_RUN, "unknown API" if find(name) is None else str(error)
@@ -102,7 +102,7 @@ def _reference(prepared: Prepared, ran: Ran, device: torch.device | None) -> tup
     cpu = torch.device("cpu")
     if device is not None:
         try:
-            return on_target(prepared, Side(cpu), as_recorded=True).outcome, "cpu"
+            return on_target(prepared, ExecutionOptions(cpu), as_recorded=True).outcome, "cpu"
         except CannotRun:
             pass  # the CPU has no kernel of this type
     return on_bench(prepared, cpu, "float64", ran.side.autocast).outcome, "cpu, float64"

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from msprobe_engine.align.parameters.kinds import kind_of, layer_of
+from msprobe_engine.align.parameters.parameter_kinds import kind_of, layer_of
 from msprobe_engine.core.text.words import size
 from msprobe_engine.report.checkpoint.text import ranges
 

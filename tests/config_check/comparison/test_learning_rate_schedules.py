@@ -12,8 +12,8 @@ from typing import Any
 
 import pytest
 
+from msprobe_engine.config.settings.pack_settings import PackSettings, Setting
 from msprobe_engine.config.settings.schedules import Schedule, schedule
-from msprobe_engine.config.settings.side import PackSettings, Setting
 from msprobe_engine.find.config.compare_settings import compare_settings
 
 STEPS, PEAK = 50, 3e-4

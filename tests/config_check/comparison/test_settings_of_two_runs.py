@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from msprobe_engine.config.settings.side import PackSettings, Setting
+from msprobe_engine.config.settings.pack_settings import PackSettings, Setting
 from msprobe_engine.config.severity import CHANGES, HARMLESS, MAY
 from msprobe_engine.find.config.compare_settings import compare_settings
-from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference, Settled
+from msprobe_engine.find.config.difference import ONLY_BENCH, ONLY_CMP, Difference, SettingsComparison
 
 MEGATRON: dict[str, Any] = {
     "tensor-model-parallel-size": "2",
@@ -77,15 +77,15 @@ def _side(values: Mapping[str, Any], **more: Any) -> PackSettings:
     return PackSettings([Setting(name, value) for name, value in values.items()], **more)
 
 
-def _compare(a: Mapping[str, Any], b: Mapping[str, Any], **more: Any) -> Settled:
+def _compare(a: Mapping[str, Any], b: Mapping[str, Any], **more: Any) -> SettingsComparison:
     return compare_settings(_side(a, **more), _side(b, **more), "file")
 
 
-def _matter(found: Settled) -> list[Difference]:
+def _matter(found: SettingsComparison) -> list[Difference]:
     return [one for one in found.differences if one.matters]
 
 
-def _one(found: Settled) -> Difference:
+def _one(found: SettingsComparison) -> Difference:
     matter = _matter(found)
     assert len(matter) == 1, [one.sentence() for one in matter]
     return matter[0]

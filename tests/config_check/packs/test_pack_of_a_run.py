@@ -19,7 +19,7 @@ from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
 from msprobe_engine.config.collect import resolved
 from msprobe_engine.config.pack.reader import Pack, read_pack
-from msprobe_engine.config.settings.side import PackSettings, Setting
+from msprobe_engine.config.settings.pack_settings import PackSettings, Setting
 from msprobe_engine.config.severity import CHANGES
 from msprobe_engine.core.settings.schema import (
     ConfigCheckSettings,

@@ -10,8 +10,8 @@ import pytest
 from written_monitor import PARAMETERS, Monitor, alert
 
 from msprobe_engine.cli.main import main
-from msprobe_engine.find.monitor.kinds import cut_otherwise
 from msprobe_engine.find.monitor.other_batches import not_comparable
+from msprobe_engine.find.monitor.shapes_and_dtypes import cut_otherwise
 from msprobe_engine.find.run import diagnose
 from msprobe_engine.formats.monitor.reader import open_run
 

@@ -13,7 +13,7 @@ from torch import nn
 from msprobe_engine.core.settings.schema import CsvSettings, MonitorSettings, ProbeSettings, SinkSettings
 from msprobe_engine.probe.pending_steps import RowsEdit
 from msprobe_engine.probe.pipeline import CLOSE_PATIENCE
-from msprobe_integrations.common.ranks.patience import CUT_PATIENCE, LEAST
+from msprobe_integrations.common.ranks.shutdown_deadline import CUT_PATIENCE, LEAST
 from msprobe_integrations.torch.training.loop import LoopObserver
 
 

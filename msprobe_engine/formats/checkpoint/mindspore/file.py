@@ -34,7 +34,7 @@ _LONGEST_TEXT = 4096
 
 
 @dataclass(frozen=True, slots=True)
-class Held:
+class FileTensor:
     """A tensor of a file.
 
     Attributes:
@@ -57,7 +57,7 @@ class MindSporeFile:
     """
 
     path: Path
-    tensors: dict[str, Held] = field(default_factory=dict)
+    tensors: dict[str, FileTensor] = field(default_factory=dict)
     texts: dict[str, str] = field(default_factory=dict)
     notes: list[str] = field(default_factory=list)
     problems: list[str] = field(default_factory=list)
@@ -78,7 +78,7 @@ def read_file(path: Path) -> MindSporeFile:
     """
     if path.suffix == ".safetensors":
         safe = read_safetensors(path)
-        tensors = {name: Held(t.shape, t.dtype, whole(t.shape, t.file, t.start, t.strides)) for name, t in safe.tensors.items()}
+        tensors = {name: FileTensor(t.shape, t.dtype, whole(t.shape, t.file, t.start, t.strides)) for name, t in safe.tensors.items()}
         notes = [f"{path}: {name} is of a type that is not known; it is compared as bytes" for name in safe.raw]
         return MindSporeFile(path, tensors, notes=notes)
     with guard_opening(path), open_input(path) as opened:
@@ -174,7 +174,7 @@ def _finish(source: Source, tag: str, held: _Pieces, found: MindSporeFile) -> No
         )
         return
     if len(held.places) == 1:
-        found.tensors[name] = Held(dims, dtype, whole(dims, found.path, held.places[0][0]))
+        found.tensors[name] = FileTensor(dims, dtype, whole(dims, found.path, held.places[0][0]))
         return
     boxes: list[Box] = []
     first = 0
@@ -182,10 +182,10 @@ def _finish(source: Source, tag: str, held: _Pieces, found: MindSporeFile) -> No
         count = (end - start) // width
         boxes += flat(dims, first, count, found.path, start, width)
         first += count
-    found.tensors[name] = Held(dims, dtype, tuple(boxes))
+    found.tensors[name] = FileTensor(dims, dtype, tuple(boxes))
 
 
-def number_of(held: Held) -> Any:
+def number_of(held: FileTensor) -> Any:
     """The value of a tensor of one element; None: it cannot be read."""
     known = decoder(held.dtype)
     if known is None or len(held.boxes) != 1 or math.prod(held.shape) != 1:

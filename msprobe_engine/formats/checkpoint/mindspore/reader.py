@@ -16,7 +16,7 @@ from typing import Any
 from msprobe_engine.core.errors import DumpFormatError
 from msprobe_engine.core.text.words import some
 from msprobe_engine.formats.checkpoint.files.small_files import entries, read_json
-from msprobe_engine.formats.checkpoint.mindspore.file import Held, MindSporeFile, number_of, read_file
+from msprobe_engine.formats.checkpoint.mindspore.file import FileTensor, MindSporeFile, number_of, read_file
 from msprobe_engine.formats.checkpoint.mindspore.strategy import Layout, read_strategy, strategy_files
 from msprobe_engine.formats.checkpoint.model import MODEL, OPTIMIZER, Box, Checkpoint, Index, StoredTensor
 
@@ -61,7 +61,7 @@ def _read_parts(found: Checkpoint) -> None:
         for name, file in read_json(found.path / _MAP).items()
         if isinstance(file, str) and file.endswith(".safetensors")
     }
-    tensors: dict[str, Held] = {}
+    tensors: dict[str, FileTensor] = {}
     there = entries(found.path)
     for name in sorted(set(places.values())):
         if name not in there:
@@ -138,7 +138,7 @@ def _add(found: Checkpoint, files: Mapping[int, MindSporeFile], layouts: Mapping
     """Fills the checkpoint with what the ranks' files hold."""
     first = files[min(files)]
     values: dict[str, dict[int, Any]] = {}
-    held: dict[str, dict[int, Held]] = {}
+    held: dict[str, dict[int, FileTensor]] = {}
     for rank, file in files.items():
         found.files.append(file.path)
         found.notes += file.notes
@@ -187,12 +187,12 @@ def _state(tag: str) -> tuple[str, str]:
     return (word, name) if dot and word in _STATES else ("", tag)
 
 
-Whole = tuple[Held, tuple[Box, ...]]
+Whole = tuple[FileTensor, tuple[Box, ...]]
 """A tensor, and boxes that hold parts of it once more."""
 
 
 def together(
-    held: Mapping[str, Mapping[int, Held]], layouts: Mapping[str, Layout], ranks: int
+    held: Mapping[str, Mapping[int, FileTensor]], layouts: Mapping[str, Layout], ranks: int
 ) -> tuple[dict[str, Whole], list[str], list[str]]:
     """The whole of every tensor.
 
@@ -227,7 +227,7 @@ def together(
 
 
 def _of_parameter(
-    tag: str, pieces: Mapping[int, Held], held: Mapping[str, Mapping[int, Held]], layouts: Mapping[str, Layout]
+    tag: str, pieces: Mapping[int, FileTensor], held: Mapping[str, Mapping[int, FileTensor]], layouts: Mapping[str, Layout]
 ) -> Layout | None:
     """The layout of a state's parameter, where they have the same shape on a rank."""
     name = tag.partition(".")[2]
@@ -236,7 +236,7 @@ def _of_parameter(
     return layouts.get(name) if same else None
 
 
-def _merge_ranks(tag: str, pieces: Mapping[int, Held], layout: Layout | None, problems: list[str]) -> Whole | None:
+def _merge_ranks(tag: str, pieces: Mapping[int, FileTensor], layout: Layout | None, problems: list[str]) -> Whole | None:
     ranks = sorted(pieces)
     first = pieces[ranks[0]]
     if any((piece.shape, piece.dtype) != (first.shape, first.dtype) for piece in pieces.values()):

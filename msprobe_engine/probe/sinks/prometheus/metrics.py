@@ -20,8 +20,8 @@ from msprobe_engine.core.alerts import Alert
 from msprobe_engine.core.metrics_server.families import Family, Labels
 from msprobe_engine.core.records import Frame, Sample
 from msprobe_engine.core.statistics.rows import NANS, NEG_INF, POS_INF, as_int64
-from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import KIND_INDEX, LayoutCache
+from msprobe_engine.probe.rules.tensor_kinds import KINDS, scalar_kind
 from msprobe_engine.probe.sinks.prometheus.layers import Key, LayerGauges
 from msprobe_engine.probe.sinks.prometheus.names import METRICS, PREFIX
 

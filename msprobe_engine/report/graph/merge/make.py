@@ -27,7 +27,7 @@ from msprobe_engine.report.graph.compare_graphs import compare
 from msprobe_engine.report.graph.job import Job
 from msprobe_engine.report.graph.merge import device_mesh
 from msprobe_engine.report.graph.merge.jobs import Members
-from msprobe_engine.report.graph.merge.whole import MergedRanks, in_order, whole
+from msprobe_engine.report.graph.merge.merge_ranks import MergedRanks, in_order, merge_ranks
 from msprobe_engine.report.graph.nodes.build import COLLECTION, build
 from msprobe_engine.report.graph.nodes.model import API_COLLECTION, ROOT, Comparison, Graph
 from msprobe_engine.report.graph.options import GraphOptions, Layout
@@ -79,7 +79,7 @@ def _sides(members: Members, given: Layout | None, problems: list[str]) -> dict[
 
 
 def _graph(sides: dict[int, DumpTable], step: int, options: GraphOptions, notes: list[str]) -> Graph:
-    made = whole(sides)
+    made = merge_ranks(sides)
     notes += made.said
     if options.merge == "given":
         return graph_of(made, sides, step)

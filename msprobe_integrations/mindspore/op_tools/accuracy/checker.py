@@ -20,7 +20,16 @@ from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun, F
 from msprobe_integrations.common.op_tools.accuracy.checking import Checked, check_call, is_saved
 from msprobe_integrations.mindspore.capture.api_names import Api, apis
 from msprobe_integrations.mindspore.op_tools.accuracy.arguments import Arguments
-from msprobe_integrations.mindspore.op_tools.accuracy.execute import FLOATS, Call, Outcome, Side, array_of, kind_of, places_of, run
+from msprobe_integrations.mindspore.op_tools.accuracy.execute import (
+    FLOATS,
+    Call,
+    ExecutionOptions,
+    Outcome,
+    array_of,
+    kind_of,
+    places_of,
+    run,
+)
 from msprobe_integrations.mindspore.op_tools.free_benchmark.calls import left_out
 
 _WIDE = dict.fromkeys(("BFloat16", "Float16", "Float32"), "Float64")
@@ -87,12 +96,12 @@ class Checker:
         call = self._call(name, record, backward)
         device = self._read_results(call, record, backward) if self._recorded and is_saved(record.get("output")) else None
         if device is None:
-            device = run(call, Side(dict.fromkeys(FLOATS, self._dtype) if self._dtype else {}, compiled=self._compiled))
+            device = run(call, ExecutionOptions(dict.fromkeys(FLOATS, self._dtype) if self._dtype else {}, compiled=self._compiled))
         bench, first = None, ""
         types: Mapping[str, str] = {}
         for types in [{}] if name.split(".")[-2] in _KEPT else BENCHES[self._bench]:
             try:
-                bench = run(call, Side(types))
+                bench = run(call, ExecutionOptions(types))
             except CannotRun as error:
                 first = first or str(error)
                 continue
@@ -105,7 +114,7 @@ class Checker:
         changed: list[Outcome] = []
         if self._condition and unit and all(kind in types or kind == "Float64" for kind in kinds):
             try:
-                changed = [run(call, Side(types, nudge, _round_off(unit))) for nudge in range(_CHANGES)]
+                changed = [run(call, ExecutionOptions(types, nudge, _round_off(unit))) for nudge in range(_CHANGES)]
             except CannotRun:  # changed inputs may be outside of what the operator takes
                 changed = []
         remark = "" if types or not kinds else f"the bench has the same precision: {first or 'MindSpore has no other kernel'}"

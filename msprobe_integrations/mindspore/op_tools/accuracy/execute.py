@@ -1,4 +1,4 @@
-"""One call on one side: forward, and the gradients of its inputs. See `Side` for what a side is.
+"""One call on one side: forward, and the gradients of its inputs. See `ExecutionOptions` for what a side is.
 
 MindSpore runs operators behind the caller's back: that a kernel fails, or that there is none, is said by whoever waits next, and may be
 said again later. So every run ends by waiting, and a failed one by waiting until nothing is left to be said.
@@ -25,7 +25,7 @@ _WORST_LEFT = 100
 """Failures of former calls that are waited for."""
 
 
-class Side(NamedTuple):
+class ExecutionOptions(NamedTuple):
     """How a call runs.
 
     Attributes:
@@ -99,7 +99,7 @@ def places_of(value: Any, place: Place = ()) -> Iterator[tuple[Place, Any]]:
             yield from places_of(child, (*place, n))
 
 
-def run(call: Call, side: Side) -> Outcome:
+def run(call: Call, side: ExecutionOptions) -> Outcome:
     """Run a call once.
 
     Raises:
@@ -144,7 +144,7 @@ def run(call: Call, side: Side) -> Outcome:
         return Outcome(outputs, {}, f"backward: {_short(error)}")
 
 
-def _move_arguments(value: Any, place: Place, call: Call, side: Side, leaves: dict[Place, Any]) -> Any:
+def _move_arguments(value: Any, place: Place, call: Call, side: ExecutionOptions, leaves: dict[Place, Any]) -> Any:
     if isinstance(value, Tensor):
         wide = _wide(value, side, f"{call.name} {place}")
         if place in call.wanted:
@@ -160,7 +160,7 @@ def _move_arguments(value: Any, place: Place, call: Call, side: Side, leaves: di
     return value
 
 
-def _wide(value: Any, side: Side, seed: str) -> Any:
+def _wide(value: Any, side: ExecutionOptions, seed: str) -> Any:
     """A copy of a tensor for one side."""
     kind, array = str(value.dtype), array_of(value)
     if kind in FLOATS and side.nudge is not None:
@@ -169,7 +169,7 @@ def _wide(value: Any, side: Side, seed: str) -> Any:
     return Tensor(array, type_of(side.types.get(kind, kind)))
 
 
-def _backward(outputs: Sequence[Any], leaves: dict[Place, Any], call: Call, side: Side) -> dict[Place, Any]:
+def _backward(outputs: Sequence[Any], leaves: dict[Place, Any], call: Call, side: ExecutionOptions) -> dict[Place, Any]:
     run_backward = getattr(mindspore._c_expression, "run_backward", None)
     if run_backward is None:
         raise CannotRun(f"MindSpore {mindspore.__version__} has no backward of single calls; 2.10 has")

@@ -16,7 +16,7 @@ from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
 from msprobe_integrations.common.op_tools.accuracy.checking import Checked, check_call, is_saved
 from msprobe_integrations.torch.op_tools.accuracy.arguments import Arguments, Files, Place
 from msprobe_integrations.torch.op_tools.accuracy.comparison import Comparison
-from msprobe_integrations.torch.op_tools.accuracy.execute import Outcome, Side, memory_of, places_of
+from msprobe_integrations.torch.op_tools.accuracy.execute import ExecutionOptions, Outcome, memory_of, places_of
 from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared, given_leaves, has_communicated, prepare, slots
 from msprobe_integrations.torch.op_tools.accuracy.sides import Ran, on_bench, on_target
 from msprobe_integrations.torch.op_tools.accuracy.types import BENCHES, LOW
@@ -143,12 +143,12 @@ class Checker:
         if not (outputs.intersection(LOW) and torch.float32 in prepared.inputs and prepared.operator.functions):
             return None
         try:
-            return on_target(prepared, Side(torch.device(self._bench.device)), as_recorded=True).side.autocast
+            return on_target(prepared, ExecutionOptions(torch.device(self._bench.device)), as_recorded=True).side.autocast
         except CannotRun:
             return None
 
     def _run(self, prepared: Prepared, target: Target) -> Ran:
-        side = Side(torch.device(target.device), compiled=target.compiled)
+        side = ExecutionOptions(torch.device(target.device), compiled=target.compiled)
         return on_target(prepared, side, as_recorded=self._dtype is None)
 
 

@@ -42,7 +42,7 @@ class Nudge(NamedTuple):
     seed: int
 
 
-class Side(NamedTuple):
+class ExecutionOptions(NamedTuple):
     """Where and in which types a call runs.
 
     Attributes:
@@ -99,7 +99,7 @@ class Outcome(NamedTuple):
     drew: bool = False
 
 
-def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
+def run(function: Callable[..., Any], call: Call, side: ExecutionOptions) -> Outcome:
     """Run a call once.
 
     Raises:
@@ -113,7 +113,7 @@ def run(function: Callable[..., Any], call: Call, side: Side) -> Outcome:
     return _run(function, call, side, _Arguments(call, side, copy=True))  # leaves are not to be written to
 
 
-def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Arguments) -> Outcome:
+def _run(function: Callable[..., Any], call: Call, side: ExecutionOptions, arguments: _Arguments) -> Outcome:
     # as the default type is that of what an operation makes of integers, or of nothing
     wide, device = side.types.get(torch.get_default_dtype()), side.device.type
     with warnings.catch_warnings(), _seed_random_state(call.seed, side.device) as drawn:
@@ -141,7 +141,7 @@ def _run(function: Callable[..., Any], call: Call, side: Side, arguments: _Argum
     return Outcome([_detach_tensor(v) for v in outputs], {place: t.detach() for place, t in written.items()}, gradients, problem, drew)
 
 
-def _inside(side: Side) -> AbstractContextManager[None]:
+def _inside(side: ExecutionOptions) -> AbstractContextManager[None]:
     return nullcontext() if side.inside is None else add_round_off(side.inside.unit, side.inside.seed)
 
 
@@ -178,7 +178,7 @@ class _Arguments:
         copies: what the function gets; with `copy` never a leaf, so that it may be written to.
     """
 
-    def __init__(self, call: Call, side: Side, copy: bool) -> None:
+    def __init__(self, call: Call, side: ExecutionOptions, copy: bool) -> None:
         self._wanted, self._side, self._copy = set(call.wanted), side, copy
         self._signs = None if side.nudge is None else torch.Generator().manual_seed(side.nudge.seed)
         self.leaves: dict[Place, torch.Tensor] = {}
@@ -227,7 +227,7 @@ def memory_of(tensor: torch.Tensor) -> object:
     return (tensor.data_ptr(), tensor.shape, tensor.stride(), tensor.dtype) if tensor.numel() else None
 
 
-def _prepare_function(function: Callable[..., Any], side: Side) -> Callable[..., Any]:
+def _prepare_function(function: Callable[..., Any], side: ExecutionOptions) -> Callable[..., Any]:
     if not side.compiled:
         return function
     torch._dynamo.reset()

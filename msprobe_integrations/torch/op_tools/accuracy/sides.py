@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import torch
 
 from msprobe_integrations.common.op_tools.accuracy.arguments import CannotRun
-from msprobe_integrations.torch.op_tools.accuracy.execute import Call, Nudge, Outcome, Side, run
+from msprobe_integrations.torch.op_tools.accuracy.execute import Call, ExecutionOptions, Nudge, Outcome, run
 from msprobe_integrations.torch.op_tools.accuracy.prepare import Prepared
 from msprobe_integrations.torch.op_tools.accuracy.references.formula import NotChecked
 from msprobe_integrations.torch.op_tools.accuracy.types import BLOCK, LOW, attempts
@@ -31,10 +31,10 @@ class Ran(NamedTuple):
     outcome: Outcome
     function: Callable[..., Any]
     call: Call
-    side: Side
+    side: ExecutionOptions
 
 
-def on_target(prepared: Prepared, side: Side, as_recorded: bool) -> Ran:
+def on_target(prepared: Prepared, side: ExecutionOptions, as_recorded: bool) -> Ran:
     """Run on the device under test.
 
     A call that was recorded under autocast has float32 inputs and a 16 bit result (or the other way round): it runs under autocast when
@@ -91,7 +91,7 @@ def on_bench(prepared: Prepared, device: torch.device, kind: str, autocast: torc
     types = attempts(kind, prepared.api)
     if prepared.api == "view" and any(isinstance(value, torch.dtype) for value in (*prepared.call.args, *prepared.call.kwargs.values())):
         types = [{}]  # the bits seen as another type
-    sides = [Side(device, each) for each in types]
+    sides = [ExecutionOptions(device, each) for each in types]
     ran = _first(prepared, functions, sides)
     if isinstance(ran, Ran):
         return ran
@@ -172,7 +172,7 @@ def _to(call: Call, dtype: torch.dtype) -> Call:
     return call._replace(args=round_float32(list(call.args)), kwargs=round_float32(dict(call.kwargs)))
 
 
-def _first(prepared: Prepared, functions: Iterable[Callable[..., Any]], sides: Iterable[Side]) -> Ran | Exception:
+def _first(prepared: Prepared, functions: Iterable[Callable[..., Any]], sides: Iterable[ExecutionOptions]) -> Ran | Exception:
     """The first run that succeeds and gives the recorded shapes; else the first that succeeds, else the first error."""
     error: Exception | None = None
     other: Ran | None = None

@@ -28,7 +28,7 @@ from msprobe_engine.probe.writer import Writer
 from msprobe_integrations.common.capture.filters import record_filter
 from msprobe_integrations.common.capture.stacks import Stacks
 from msprobe_integrations.common.dump.dump_plugins import DumpPlugin
-from msprobe_integrations.common.ranks.patience import has_raised
+from msprobe_integrations.common.ranks.shutdown_deadline import has_raised
 from msprobe_integrations.common.shutdown import signal_shutdown
 from msprobe_integrations.torch.backend import TorchBackend
 from msprobe_integrations.torch.capture.api import ApiCapture

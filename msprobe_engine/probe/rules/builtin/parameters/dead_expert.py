@@ -15,8 +15,8 @@ from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.core.statistics.rows import SUM
 from msprobe_engine.probe.rules.alert_factory import note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
-from msprobe_engine.probe.rules.kinds import KINDS
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
+from msprobe_engine.probe.rules.tensor_kinds import KINDS
 from msprobe_engine.probe.rules.tracked_series import Episode, Mask, Slots, View, Watch
 
 EXPERT = re.compile(r"(.*experts?)\.([0-9]+)(?:\.|$)")

@@ -15,8 +15,8 @@ from msprobe_engine.core.statistics.columns import Column
 from msprobe_engine.probe.rules.alert_factory import number
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import ORDER
-from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 from msprobe_engine.probe.rules.tracked_series import Episodes
 
 _FROM_TWO, _FROM_ONE = 1.5, 1.0

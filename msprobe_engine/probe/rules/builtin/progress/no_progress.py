@@ -21,8 +21,8 @@ from msprobe_engine.probe.rules.alert_factory import scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.fallen_loss import Remainder
-from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.layout import Layout
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 
 GRADIENTS = "all reduced gradients"
 _AMONG, _GAPS = 5, 2

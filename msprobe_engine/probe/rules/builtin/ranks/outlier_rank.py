@@ -18,8 +18,8 @@ from msprobe_engine.core.records import Frame
 from msprobe_engine.probe.rules.alert_factory import number, scalar_alert
 from msprobe_engine.probe.rules.arguments import LastingArgs, arg
 from msprobe_engine.probe.rules.base import Rule
-from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.stateful_rule import LastingRule
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 from msprobe_engine.probe.rules.tracked_series import Episode, Mask, Slots
 
 WAITING = 64

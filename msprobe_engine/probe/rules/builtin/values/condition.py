@@ -19,8 +19,8 @@ from msprobe_engine.probe.rules.alert_factory import number, over_alert
 from msprobe_engine.probe.rules.arguments import arg
 from msprobe_engine.probe.rules.base import Rule
 from msprobe_engine.probe.rules.expression import Expression, MissingValue
-from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.layout import LayoutCache
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 from msprobe_engine.probe.rules.tracked_series import Episodes, View, Watch
 
 _NAME = re.compile(r"[a-z][a-z0-9_]{0,63}")

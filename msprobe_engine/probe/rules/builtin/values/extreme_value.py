@@ -14,7 +14,7 @@ from msprobe_engine.core.statistics.rows import COUNT, MAX, MIN, NANS, NEG_INF, 
 from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import ORDER, Rule
-from msprobe_engine.probe.rules.kinds import scalar_kind
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 from msprobe_engine.probe.rules.uninitialised import Computed
 
 MASK_FILL = -3.3e38

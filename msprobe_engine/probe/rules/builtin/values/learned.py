@@ -20,9 +20,9 @@ from msprobe_engine.probe.rules.bands import Band, Bands, key_of, load_bands
 from msprobe_engine.probe.rules.base import ORDER, Rule
 from msprobe_engine.probe.rules.builtin.parameters.unchanged_parameter import UnchangedParameterArgs, UnchangedParameterRule
 from msprobe_engine.probe.rules.builtin.values.nan_inf import NanInfArgs, NanInfRule
-from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import LayoutCache, Table
 from msprobe_engine.probe.rules.stateful_rule import episode_alerts
+from msprobe_engine.probe.rules.tensor_kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.tracked_series import Episode, Episodes, Mask, Slots, View, Watch
 
 

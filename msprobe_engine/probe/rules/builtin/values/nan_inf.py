@@ -30,8 +30,8 @@ from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, Z
 from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import ORDER, Rule
-from msprobe_engine.probe.rules.kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.layout import Layout, LayoutCache
+from msprobe_engine.probe.rules.tensor_kinds import KINDS, scalar_kind
 from msprobe_engine.probe.rules.uninitialised import API_CALL, Computed
 
 

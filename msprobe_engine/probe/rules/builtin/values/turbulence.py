@@ -14,8 +14,8 @@ from msprobe_engine.core.statistics.rows import COUNT, NANS, NEG_INF, POS_INF, S
 from msprobe_engine.probe.rules.alert_factory import alert_at, is_excluded, note_rest, number, scalar_alert
 from msprobe_engine.probe.rules.arguments import CommonArgs, arg
 from msprobe_engine.probe.rules.base import ORDER, Rule
-from msprobe_engine.probe.rules.kinds import scalar_kind
 from msprobe_engine.probe.rules.layout import Layout
+from msprobe_engine.probe.rules.tensor_kinds import scalar_kind
 
 OPS = ("norm", "mean")
 

@@ -24,7 +24,7 @@ def has_raised() -> bool:
     return sys.exc_info()[1] is not None or getattr(sys, "last_value", None) is not None
 
 
-class Patience:
+class ShutdownDeadline:
     """One per probe."""
 
     def __init__(self) -> None:

@@ -34,7 +34,7 @@ _SHOWN = 3
 """Names in a sentence about many records."""
 
 
-def whole(sides: Mapping[int, DumpTable]) -> MergedRanks:
+def merge_ranks(sides: Mapping[int, DumpTable]) -> MergedRanks:
     """Put the ranks of one model copy together.
 
     Args:

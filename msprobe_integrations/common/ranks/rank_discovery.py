@@ -14,7 +14,7 @@ if TYPE_CHECKING:
 _log = get_logger()
 
 
-class Membership:
+class RankDiscovery:
     """The probe's place among the ranks.
 
     Args:

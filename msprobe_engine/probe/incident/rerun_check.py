@@ -27,7 +27,7 @@ NAMED = 10
 _EXACT = (_rows.COUNT, _rows.NANS, _rows.POS_INF, _rows.NEG_INF, _rows.ZEROS)
 
 
-class Judge:
+class RerunCheck:
     """The configured rules that need no history, apart from those that see every frame.
 
     Args:

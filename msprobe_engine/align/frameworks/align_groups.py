@@ -12,8 +12,8 @@ from collections.abc import Hashable, Iterator, Sequence
 from dataclasses import dataclass, field
 
 from msprobe_engine.align.calls.longest_common import align
+from msprobe_engine.align.frameworks.alignment_units import LEVELS, Key, Unit, by_name, moved_by_numbers, moved_by_shape, units
 from msprobe_engine.align.frameworks.canonical import Terms, near
-from msprobe_engine.align.frameworks.units import LEVELS, Key, Unit, by_name, moved_by_numbers, moved_by_shape, units
 from msprobe_engine.formats.dump.dump_table import OUTPUT
 
 MOVED = "computes nothing; the other side does without it"

@@ -17,7 +17,7 @@ from msprobe_engine.formats.pack.kind import NAME
 from msprobe_integrations.common.config.run import LONGEST, RunConfig
 
 
-class StartedWith:
+class SettingsPack:
     """Of one debugger.
 
     Args:
