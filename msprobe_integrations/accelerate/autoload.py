@@ -59,7 +59,7 @@ def _clip(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str,
     observer = _observer()
     try:
         if observer is not None and observer.in_step:
-            observer.note(_read_grad_norm(norm))
+            observer.add_scalars(_read_grad_norm(norm))
     except Exception as error:
         raise_of_training(error)
         report_fault(observer, "the gradient norm", error)

@@ -81,7 +81,7 @@ class EngineObserver(LoopObserver):
             instructions = Instructions(engine, self)
             instructions.put_on()
             self.undo(instructions.take_off)
-        events = Events(engine, self.note, self.safely)
+        events = Events(engine, self.add_scalars, self.safely)
         events.put_on()
         self.undo(events.take_off)
         self._events = events

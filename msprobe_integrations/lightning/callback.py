@@ -62,7 +62,7 @@ class MsprobeCallback(ProbeCallback, _base()):  # type: ignore[misc]  # known wh
     def on_before_optimizer_step(self, trainer: Any, pl_module: Any, optimizer: Any) -> None:  # noqa: ARG002
         """After the backward pass."""
         if self.observer is not None:
-            self.observer.note(update(trainer, optimizer))
+            self.observer.add_scalars(update(trainer, optimizer))
 
     @isolated
     def on_train_batch_end(self, trainer: Any, pl_module: Any, outputs: Any, batch: Any, batch_idx: int) -> None:  # noqa: ARG002

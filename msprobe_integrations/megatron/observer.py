@@ -71,7 +71,7 @@ class TrainingObserver(LoopObserver):
         @functools.wraps(original)
         def step(*args: Any, **kwargs: Any) -> Any:
             with self.safely("optimizer"):
-                self.note(self.numbers())  # those of this update: the scheduler and the scaler change them right after
+                self.add_scalars(self.numbers())  # those of this update: the scheduler and the scaler change them right after
             result = original(*args, **kwargs)
             with self.safely("optimizer"):
                 self.after_optimizer(result)
@@ -124,7 +124,7 @@ class TrainingObserver(LoopObserver):
 
     def add_logged_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Megatron has written its log line, with these numbers; what is None was not asked for."""
-        self.note({name: value for name, value in scalars.items() if isinstance(value, (int, float, torch.Tensor))})
+        self.add_scalars({name: value for name, value in scalars.items() if isinstance(value, (int, float, torch.Tensor))})
         if self._held:
             self.end()
 
@@ -155,7 +155,7 @@ class TrainingObserver(LoopObserver):
             if key in self._scalars or not isinstance(value, torch.Tensor) or value.numel() != 1:
                 continue
             old = before.get(name)
-            self.note({key: value.detach().clone() if old is None else value.detach() - old})
+            self.add_scalars({key: value.detach().clone() if old is None else value.detach() - old})
 
     # events within a step
 

@@ -69,7 +69,7 @@ def _train_step(original: Callable[..., Any], args: tuple[Any, ...], kwargs: dic
         observer.interrupted()
         raise
     with observer.safely("loss"):
-        observer.note({str(name).replace(" ", "_"): value for name, value in result.items()})
+        observer.add_scalars({str(name).replace(" ", "_"): value for name, value in result.items()})
     return result
 
 
@@ -102,7 +102,7 @@ def _clip_grad_norm(original: Callable[..., Any], args: tuple[Any, ...], kwargs:
         from msprobe_integrations.torch.training.trainer_loop import number
 
         with observer.safely("gradient norm"):
-            observer.note({"grad_norm": number(result)})
+            observer.add_scalars({"grad_norm": number(result)})
     return result
 
 

@@ -111,7 +111,7 @@ class MindSporeBackend(PairRows, StepBackend, Job):
         step = self._step
         row = next(step.numbers)
         step.host.clear(row)
-        step.devices.take(tensor, row, description.dtype, numel, want)
+        step.devices.start_reduction(tensor, row, description.dtype, numel, want)
         return TensorRef(row, description)
 
     def _mark_unreadable(self, tensor: Any, error: Exception) -> TensorRef:

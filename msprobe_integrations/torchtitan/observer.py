@@ -79,7 +79,7 @@ class TitanObserver(TrainerObserver):
     def record_clipping(self, norm: Any) -> None:
         """Gradients have been clipped; `norm` as torchtitan has it, not read here."""
         if (value := number(norm)) is not None:
-            self.note({"grad_norm": value})
+            self.add_scalars({"grad_norm": value})
 
     def _pass(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         if not self._pipeline:
@@ -97,7 +97,7 @@ class TitanObserver(TrainerObserver):
     def _log(self, original: Callable[..., Any], args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
         known = _METRICS if self._has_loss else _METRICS[2:]  # other stages log -1
         told = {name: value for name, value in {**dict(zip(_METRICS, args[1:])), **kwargs}.items() if name in known}
-        quietly(self, "logged metrics", "note", told)
+        quietly(self, "logged metrics", "add_scalars", told)
         return original(*args, **kwargs)
 
 

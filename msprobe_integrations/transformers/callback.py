@@ -82,7 +82,7 @@ class MsprobeCallback(ProbeCallback, TrainerCallback):
             with suppress(MissingNameError):
                 scale = scale_of(self._of_accelerator("scaler", "scalar loss_scale"))
                 found |= {} if scale is None else {"loss_scale": scale}
-            self.observer.note(found)
+            self.observer.add_scalars(found)
 
     @isolated
     def on_step_end(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:  # noqa: ARG002

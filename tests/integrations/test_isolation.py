@@ -144,7 +144,7 @@ def observed(place: Path, seen: bool, strict: bool = False) -> Bits:
             observer.begin(step)
             observer.micro_batch(0)
             loss = training.step()
-            observer.note({"loss": loss})
+            observer.add_scalars({"loss": loss})
             with observer.evaluation():
                 training.evaluate()
             observer.end()
@@ -184,7 +184,7 @@ def followed(place: Path, seen: bool) -> Bits:
         return training.bits()
 
 
-EVENTS = ("setup", "begin", "end", "note", "micro_batch", "evaluation")
+EVENTS = ("setup", "begin", "end", "add_scalars", "micro_batch", "evaluation")
 JOBS: dict[str, Job] = {
     "observed": Job(observed, calls=("LoopObserver.__init__", *(f"LoopObserver.{name}" for name in EVENTS))),
     "dumped": Job(dumped, calls=tuple(f"PrecisionDebugger.{name}" for name in ("start", "stop", "step"))),

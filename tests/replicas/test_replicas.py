@@ -326,7 +326,7 @@ def switched_on() -> list[Said]:
             probe.parameters.replicas.finish(60.0)
         if step in (3, 6):
             assert probe.monitor is not None
-            probe.follow(replace(probe.monitor, replica_check=ReplicaCheckSettings(interval=100 if step == 3 else 0)))
+            probe.apply_monitor_settings(replace(probe.monitor, replica_check=ReplicaCheckSettings(interval=100 if step == 3 else 0)))
 
     def fault(step: Step) -> None:
         if step.rank == 1 and step.number in (1, 7):

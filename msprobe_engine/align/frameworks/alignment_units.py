@@ -90,14 +90,14 @@ def by_result(side: Terms, unit: Unit) -> Hashable:
 def by_sizes(side: Terms, unit: Unit) -> Hashable:
     """Modules by class, sizes of result and of all parameters in them; functions by meaning and size of the result."""
     if side.is_module(unit.main):
-        return ("module", unit.word, side.sizes(unit.last, OUTPUT), side.held.get(side.path(unit.main), 0))
+        return ("module", unit.word, side.sizes(unit.last, OUTPUT), side.elements_of_modules.get(side.path(unit.main), 0))
     return None if side.moves(unit.main) else ("function", unit.word, side.sizes(unit.last, OUTPUT))
 
 
 def by_form(side: Terms, unit: Unit) -> Hashable:
     """Modules by sizes of result and parameters; functions by meaning and size of the first result, all products alike."""
     if side.is_module(unit.main):
-        return ("module", side.sizes(unit.last, OUTPUT), side.held.get(side.path(unit.main), 0), _holds_modules(side, unit))
+        return ("module", side.sizes(unit.last, OUTPUT), side.elements_of_modules.get(side.path(unit.main), 0), _holds_modules(side, unit))
     if side.moves(unit.main):
         return None
     return ("function", "product" if unit.word in _PRODUCTS else unit.word, side.sizes(unit.last, OUTPUT)[:1])

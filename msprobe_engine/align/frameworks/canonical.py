@@ -132,7 +132,7 @@ class Terms:
         return elements
 
     @cached_property
-    def held(self) -> dict[str, int]:
+    def elements_of_modules(self) -> dict[str, int]:
         """Path of a module -> elements of all parameters in it."""
         elements: dict[str, int] = {}
         for path, number in self.parameters.items():

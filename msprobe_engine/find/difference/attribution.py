@@ -231,7 +231,7 @@ def _same_output(walker: PairedRank, row: int, before: int) -> int | None:
     """The last call of the target only that gave out a tensor with the numbers of this row. Where it hands on what it was given, it is no
     producer: the numbers were there before."""
     side = walker.side
-    for other in reversed(walker.given.get(side.stats[row].tobytes(), ())):
+    for other in reversed(walker.outputs_by_numbers.get(side.stats[row].tobytes(), ())):
         if side.op[other] < before and side.shape[other] == side.shape[row] and side.requires_grad[other] == side.requires_grad[row]:
             return side.op[other]
     return None

@@ -125,7 +125,7 @@ class PairedRank:
         return owners_and_tensors(self.target)
 
     @cached_property
-    def given(self) -> dict[bytes, list[int]]:
+    def outputs_by_numbers(self) -> dict[bytes, list[int]]:
         """Numbers of a tensor -> rows of it that functions of the target only gave out, in order."""
         rows_by_numbers: dict[bytes, list[int]] = {}
         for op in sorted(self.extra):

@@ -232,13 +232,13 @@ class TrainerMonitor:
             with probe.guard("monitor.hot"):
                 changed = self._follower.end_step(self._step)
                 if changed is not None and changed.monitor is not None:
-                    probe.follow(changed.monitor, in_update=True)
+                    probe.apply_monitor_settings(changed.monitor, in_update=True)
         self._step += 1
         probe.begin_step(self._step)
 
     def forward_begins(self) -> None:
         """A chunk of the model is called: outside of the optimizer's hooks, so what new settings want of it is put on here."""
-        self._probe.settle()
+        self._probe.reattach_parameters()
         self._as_known()
 
     def _as_known(self) -> None:
@@ -254,7 +254,7 @@ class TrainerMonitor:
         warn_once("trainer_mon change", "changing the monitor by call is deprecated; change its file, with DYNAMIC_MONITOR=True")
         monitor = self._probe.monitor
         assert monitor is not None
-        self._probe.follow(replace(monitor, **keys))
+        self._probe.apply_monitor_settings(replace(monitor, **keys))
         self._as_known()
 
     def _keep_frame(self, frame: Frame, _alerts: Any) -> None:

@@ -73,7 +73,7 @@ class GradientUpdates:
         """Why nothing was written, when updates of others are all that was seen."""
         raise NotImplementedError
 
-    def settle(self) -> None:
+    def remove_finished_hooks(self) -> None:
         """Outside of any update: take the hooks off if no update is wanted any more."""
         if self._over and self._undo:
             self._take_off()

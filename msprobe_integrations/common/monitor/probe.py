@@ -155,7 +155,7 @@ class Probe(ProbeBase):
                 self._watch.detach()
             self.parameters.detach()
 
-    def follow(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
+    def apply_monitor_settings(self, monitor: MonitorSettings, *, in_update: bool = False) -> None:
         """Other monitor settings hold from now on: between two steps, or in a step before its first forward pass. Rules, sinks and
         incidents stay as they are.
 
@@ -186,10 +186,10 @@ class Probe(ProbeBase):
             with self.guard("capture"):
                 self._begin_monitor()
         if not in_update:
-            self.settle()
+            self.reattach_parameters()
 
-    def settle(self) -> None:
-        """After `follow` inside of an update, outside of it and before the next backward pass: parameters are watched anew."""
+    def reattach_parameters(self) -> None:
+        """After `apply_monitor_settings` inside of an update, outside of it, before the next backward pass: watch parameters anew."""
         if self.parameters.stale and not self._closed:
             with self.guard("attach"):
                 self.parameters.attach()
@@ -250,7 +250,7 @@ class Probe(ProbeBase):
             with self.guard("monitor.hot"):
                 changed = self._file.end_step(self.step)
                 if changed is not None:
-                    self.follow(changed)
+                    self.apply_monitor_settings(changed)
 
     def _finish_step(self, scalars: Mapping[str, Any] | None = None, complete: bool = True) -> None:
         self._in_step = False

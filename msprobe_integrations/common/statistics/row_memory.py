@@ -35,7 +35,7 @@ class MemoryPool:
     def __init__(self) -> None:
         self._free: list[_Memory] = []
 
-    def take(self, capacity: int) -> tuple[_Memory, Rows]:
+    def allocate(self, capacity: int) -> tuple[_Memory, Rows]:
         """Memory for at least `capacity` rows, and an array over it; the memory is reused when the array has been released."""
         memory = None
         while self._free and memory is None:
@@ -71,7 +71,7 @@ class RowBuffer:
         self._add(0, capacity)
 
     def _add(self, first: int, capacity: int) -> None:
-        memory, array = self._pool.take(capacity)
+        memory, array = self._pool.allocate(capacity)
         base = memory.address - first * ROW_BYTES
         self._pieces.append((first, first + memory.capacity, base, array))
         self.window = (first, first + memory.capacity, base)
@@ -91,9 +91,9 @@ class RowBuffer:
 
     def clear(self, row: int) -> None:
         """Make a row that of an empty tensor: a reduction that failed half way."""
-        self.put(row, _rows.empty(1))
+        self.write_rows(row, _rows.empty(1))
 
-    def put(self, row: int, words: Rows) -> None:
+    def write_rows(self, row: int, words: Rows) -> None:
         """Write whole rows ([k, 16] float64), the first one to `row`."""
         behind = row + len(words)
         self.address(behind - 1)

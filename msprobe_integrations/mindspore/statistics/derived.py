@@ -118,5 +118,5 @@ class PairRows(PairReducer):
         """Write rows to numbers that follow each other; the first of them."""
         step = self._step
         first = step.host.consecutive(step.numbers, len(rows))
-        step.host.put(first, rows)
+        step.host.write_rows(first, rows)
         return first

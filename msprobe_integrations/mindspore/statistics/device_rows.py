@@ -146,7 +146,7 @@ class DeviceRows:
     def __bool__(self) -> bool:
         return bool(self._made)
 
-    def take(self, tensor: Any, row: int, dtype: str, numel: int, want: int) -> None:
+    def start_reduction(self, tensor: Any, row: int, dtype: str, numel: int, want: int) -> None:
         """Start the reduction of a tensor of at least one element, for row `row` of the step. Waits for nothing."""
         integers = dtype in _INTEGERS
         with environment.no_grad():

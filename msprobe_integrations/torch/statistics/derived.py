@@ -195,7 +195,7 @@ class PairRows(PairReducer):
                 first = step.host.consecutive(step.numbers, n)
                 if on_host(data):
                     counted = sum((pairkernels.histogram_cpu(part, kind) for part in parts), np.zeros(histograms.bins(kind), np.int64))
-                    step.host.put(first, histograms.to_rows(counted, count))
+                    step.host.write_rows(first, histograms.to_rows(counted, count))
                     return first
                 for row in range(first, first + n):
                     step.host.clear(row)

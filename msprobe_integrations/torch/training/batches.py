@@ -52,7 +52,7 @@ class Batches:
         self._passes = 0
         self._last: dict[bytes, _Last] = {}
 
-    def take(self, probe: TorchProbe, args: Sequence[Any], kwargs: Mapping[str, Any], *, ages: bool) -> None:
+    def begin_pass(self, probe: TorchProbe, args: Sequence[Any], kwargs: Mapping[str, Any], *, ages: bool) -> None:
         """A training pass begins. Nothing is read. `ages`: were the same tensors given before, or to other ranks?"""
         self._passes += 1
         if self._passes > _PASSES or not probe.faults.is_enabled(_PART):

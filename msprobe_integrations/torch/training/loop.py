@@ -96,7 +96,7 @@ class LoopObserver:
         probe = self.probe
         if self._open and probe is not None and self.settings.monitor is not None and torch.is_grad_enabled():
             with self.safely("batches"):
-                self._batches.take(probe, args, kwargs, ages=False)
+                self._batches.begin_pass(probe, args, kwargs, ages=False)
 
     def leave_loop(self) -> None:
         """The observer closes; what it holds besides models and probe is given up."""
@@ -148,7 +148,7 @@ class LoopObserver:
                 self.step = step
             self._open = True
             if self._gradients is not None:
-                self._gradients.settle()
+                self._gradients.remove_finished_hooks()
             self.probe.begin_step(self.step)
 
     def end(self, scalars: Mapping[str, Any] | None = None, *, complete: bool = True) -> None:
@@ -179,7 +179,7 @@ class LoopObserver:
             raise
         finally:
             self._driven = level
-            self.note(scalars)
+            self.add_scalars(scalars)
             if not level:
                 (over or self.end)()
 
@@ -203,7 +203,7 @@ class LoopObserver:
 
     # events within a step
 
-    def note(self, scalars: Mapping[str, Any]) -> None:
+    def add_scalars(self, scalars: Mapping[str, Any]) -> None:
         """Scalars of the step in progress: loss, gradient norm, ... Tensors are fine; they are not read here."""
         if self._open:
             self._scalars.update(scalars)
@@ -322,9 +322,9 @@ class LoopGradients:
             if modules:
                 probe.monitor(modules if len(modules) > 1 else modules[0], optimizers or None)
 
-    def settle(self) -> None:
+    def remove_finished_hooks(self) -> None:
         """A step begins or ends: take off what is over."""
-        self.probe.settle()
+        self.probe.remove_finished_hooks()
 
     def close(self) -> None:
         self.probe.close()

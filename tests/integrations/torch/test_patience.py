@@ -60,7 +60,7 @@ def steps(observer: LoopObserver, clock: Clock, seconds: list[float]) -> list[Ro
     for step, each in enumerate(rows):
         observer.begin(step)
         observer.probe.pipeline.edit_rows(each)
-        observer.note({"loss": 1.0})
+        observer.add_scalars({"loss": 1.0})
         observer.end()
     return rows
 

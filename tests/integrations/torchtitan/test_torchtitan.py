@@ -68,7 +68,7 @@ def test_one_rank(folder: Path) -> None:
     assert files(folder.parent) == {"dump": True, "grad_probe": True, "incident": True}
 
 
-METHODS = ("setup", "begin", "note", "driven")
+METHODS = ("setup", "begin", "add_scalars", "driven")
 
 
 @pytest.mark.slow

@@ -343,7 +343,7 @@ def test_a_step_that_waits_keeps_its_columns(tmp_path: Path) -> None:
             probe.pipeline.edit_rows(late)
         probe.end_step()
         if step == 0:
-            probe.follow(MonitorSettings(ops=("norm", "max")))
+            probe.apply_monitor_settings(MonitorSettings(ops=("norm", "max")))
         late.here = True
     probe.close()
     (path,) = tmp_path.glob("monitor/*/grad_reduced_*.csv")

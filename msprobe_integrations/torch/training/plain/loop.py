@@ -162,7 +162,7 @@ class PlainObserver(LoopObserver):
         """The loop calls a model with these. Nothing is read."""
         if self.in_step and self.probe is not None and not self._away and not self._stack and torch.is_grad_enabled():
             with self.safely("batches"):  # what goes wrong in there costs only that
-                self._batches.take(self.probe, args, kwargs, ages=repeated_batch_rule(self.probe.pipeline.rules) is not None)
+                self._batches.begin_pass(self.probe, args, kwargs, ages=repeated_batch_rule(self.probe.pipeline.rules) is not None)
 
     def backward(self, tensors: Any, given: Any) -> None:
         """A backward pass begins. Nothing is read."""
@@ -259,7 +259,7 @@ class PlainObserver(LoopObserver):
         if self._is_followed(inner_optimizer(optimizer)):
             with suppress(MissingNameError), _no_function(), torch.no_grad():
                 scale = need(scaler, "_scale", for_="scalar loss_scale")
-                self.note({"loss_scale": scale.clone()} if isinstance(scale, torch.Tensor) else {})
+                self.add_scalars({"loss_scale": scale.clone()} if isinstance(scale, torch.Tensor) else {})
 
     # updates
 
@@ -287,9 +287,9 @@ class PlainObserver(LoopObserver):
         elif optimizer is self._optimizers[0]:
             self._note_rate(optimizer)
             if len(self._optimizers) == 1 and self._kept.added:
-                self.note({GRADIENTS_KEPT: 1.0})
+                self.add_scalars({GRADIENTS_KEPT: 1.0})
             if self._divisors.twice():
-                self.note({DIVIDED_TWICE: 1.0})
+                self.add_scalars({DIVIDED_TWICE: 1.0})
 
     def update_ends(self, optimizer: Any) -> None:
         key = id(optimizer)
@@ -315,7 +315,7 @@ class PlainObserver(LoopObserver):
         self.updates += 1
         self._has_loss = False  # what a closure of the next update evaluates again is known from its first pass
         if first and skipped is not None and not (skipped == 0.0 and self._scalars.get("skipped")):
-            self.note({"skipped": skipped})
+            self.add_scalars({"skipped": skipped})
         if self._rule.over:
             self._sight.look_no_longer()
             if self.probe is not None:
@@ -338,7 +338,7 @@ class PlainObserver(LoopObserver):
             with _no_function(), torch.no_grad():
                 found[LEARNING_RATE] = rate.detach().clone()
         if found:
-            self.note(found)
+            self.add_scalars(found)
 
     def _notice_evaluation_mode(self) -> None:
         """An update has come of a pass in evaluation mode, of which nothing was seen: it is a step, and such passes are of the training."""
