@@ -52,19 +52,19 @@ class _Comparison:
         self.quantities: dict[str, tuple[Quantity | None, Quantity | None]] = {}
 
     def run(self) -> SettingsComparison:
-        mine, theirs = dict(self.bench.settings), dict(self.cmp.settings)
-        for name in [name for name in mine if name in theirs and not self._is_filled_in(name)]:
-            self._pair(name, mine.pop(name), theirs.pop(name))
-        self._drop_floats(mine, self.cmp)
-        self._drop_floats(theirs, self.bench)
-        self._by_terms(mine, theirs)
+        of_golden, of_target = dict(self.bench.settings), dict(self.cmp.settings)
+        for name in [name for name in of_golden if name in of_target and not self._is_filled_in(name)]:
+            self._pair(name, of_golden.pop(name), of_target.pop(name))
+        self._drop_floats(of_golden, self.cmp)
+        self._drop_floats(of_target, self.bench)
+        self._by_terms(of_golden, of_target)
         self._compare_derived_terms()
         self._defaults()
         self._rates()
-        self._compare_negated_flags(mine, theirs)
-        self._similar(mine, theirs)
-        for left, side, other in ((mine, self.bench, self.cmp), (theirs, self.cmp, self.bench)):
-            for name, one in left.items():
+        self._compare_negated_flags(of_golden, of_target)
+        self._similar(of_golden, of_target)
+        for settings, side, other in ((of_golden, self.bench, self.cmp), (of_target, self.cmp, self.bench)):
+            for name, one in settings.items():
                 self._alone(name, one, side, other)
         for who, side in (("bench", self.bench), ("cmp", self.cmp)):
             self.out.notes += [Sentence("{0}: {1}; the first counts", SIDES[who], text) for text in side.conflicts.values()]
@@ -96,37 +96,47 @@ class _Comparison:
 
     # -- 1: one name -------------------------------------------------------------------------------------------------------------------
 
-    def _pair(self, name: str, a: Setting, b: Setting) -> None:
+    def _pair(self, name: str, golden: Setting, target: Setting) -> None:
         self.out.compared += 1
         alias = next(iter(self.bench.aliases(name)), None)
-        x, y = normalize.plain(a.value), normalize.plain(b.value)
+        x, y = normalize.plain(golden.value), normalize.plain(target.value)
         if self._is_lost(x, y):
             self.lost += 1
             return
         if normalize.same(x, y):
             return
         if alias is not None and not alias.term.group and alias.index is None:
-            u, v = self.bench.read_setting(alias, a), self.cmp.read_setting(alias, b)
+            u, v = self.bench.read_setting(alias, golden), self.cmp.read_setting(alias, target)
             if u is not None and v is not None and normalize.same(u, v):
                 return
         terms = [one.term for one in self.bench.aliases(name)]
-        term = self._moved_item(name, a, b) or (terms[0] if terms else None)
-        severity, why = self._classify_difference(name, term, a, b)
-        first = self._said_before(name, term, a, b) if severity != HARMLESS else ""
+        term = self._moved_item(name, golden, target) or (terms[0] if terms else None)
+        severity, why = self._classify_difference(name, term, golden, target)
+        first = self._said_before(name, term, golden, target) if severity != HARMLESS else ""
         if first:
             severity, why = HARMLESS, Sentence("it says again what '{0}' says", first)
-        self._row(a.name, b.name, normalize.show_value(a.value), normalize.show_value(b.value), severity, why, term, PURE, _places(a, b))
+        self._row(
+            golden.name,
+            target.name,
+            normalize.show_value(golden.value),
+            normalize.show_value(target.value),
+            severity,
+            why,
+            term,
+            PURE,
+            _places(golden, target),
+        )
 
-    def _said_before(self, name: str, term: Term | None, a: Setting, b: Setting) -> str:
+    def _said_before(self, name: str, term: Term | None, golden: Setting, target: Setting) -> str:
         """The name of a setting of the same term with the same two values (``lr`` and ``optimizer.lr``); empty: none."""
         if term is None or term.group:
             return ""
-        sides = ((self.bench, a), (self.cmp, b))
+        sides = ((self.bench, golden), (self.cmp, target))
         values = [next((side.read_setting(alias, one) for alias in side.aliases(name) if alias.term is term), None) for side, one in sides]
         if None in values:
             return ""
-        first = self.said_first.setdefault((term.name, repr(values[0]), repr(values[1])), a.name)
-        return "" if first == a.name else first
+        first = self.said_first.setdefault((term.name, repr(values[0]), repr(values[1])), golden.name)
+        return "" if first == golden.name else first
 
     def _is_filled_in(self, name: str) -> bool:
         """``auto`` on one side stands for what other settings of that side say; it is compared by its term."""
@@ -134,10 +144,10 @@ class _Comparison:
         terms = [alias.term for alias in self.bench.aliases(name)]
         return autos[0] != autos[1] and bool(terms) and not any(term.group for term in terms)
 
-    def _moved_item(self, name: str, a: Setting, b: Setting) -> Term | None:
+    def _moved_item(self, name: str, golden: Setting, target: Setting) -> Term | None:
         """Of a list with several terms (betas) the one whose item differs."""
         for alias in self.bench.aliases(name):
-            if alias.index is not None and not normalize.same(self.bench.read_setting(alias, a), self.cmp.read_setting(alias, b)):
+            if alias.index is not None and not normalize.same(self.bench.read_setting(alias, golden), self.cmp.read_setting(alias, target)):
                 return alias.term
         return None
 
@@ -145,42 +155,42 @@ class _Comparison:
         """Null of a format that cannot hold the value says nothing about a text or an object."""
         return (x is None and self.bench.opaque and isinstance(y, str)) or (y is None and self.cmp.opaque and isinstance(x, str))
 
-    def _drop_floats(self, left: dict[str, Setting], other: PackSettings) -> None:
+    def _drop_floats(self, settings: dict[str, Setting], other: PackSettings) -> None:
         """Numbers of settings files that the other side's collector may have lost say nothing when they are missing there."""
-        for name in [name for name, one in left.items() if other.no_floats and isinstance(one.value, float)]:
-            self.dropped.append(left.pop(name).name)
+        for name in [name for name, one in settings.items() if other.no_floats and isinstance(one.value, float)]:
+            self.dropped.append(settings.pop(name).name)
 
     # -- 2: one term -------------------------------------------------------------------------------------------------------------------
 
-    def _by_terms(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+    def _by_terms(self, of_golden: dict[str, Setting], of_target: dict[str, Setting]) -> None:
         wanted: dict[str, None] = {}
-        for left, side in ((mine, self.bench), (theirs, self.cmp)):
-            for name in left:
+        for settings, side in ((of_golden, self.bench), (of_target, self.cmp)):
+            for name in settings:
                 wanted.update((alias.term.name, None) for alias in side.aliases(name) if not alias.term.group)
         done: set[str] = set()
         for name in wanted:
             if self._one_term(self.terms[name]):
                 done.add(name)
-        for left, side in ((mine, self.bench), (theirs, self.cmp)):
-            for name in list(left):
+        for settings, side in ((of_golden, self.bench), (of_target, self.cmp)):
+            for name in list(settings):
                 terms = {alias.term.name for alias in side.aliases(name) if not alias.term.group}
                 if terms and terms <= done:
-                    del left[name]
+                    del settings[name]
 
     def _one_term(self, term: Term) -> bool:
         """Compare a term that the sides call differently; False: one side knows nothing of it."""
         if (term.feeds and all(self._quantity(term.feeds))) or self._is_idle(term):
             return True  # the quantity it is a part of is compared, or nobody reads it
-        a, b = self._quantity(term.name)
-        if a is None and b is None:
+        golden, target = self._quantity(term.name)
+        if golden is None and target is None:
             return True  # "auto", or nothing: neither says anything
-        a, b = a or self._default(term, self.bench, self.cmp), b or self._default(term, self.cmp, self.bench)
-        if a is None or b is None:
-            one = a or b
+        golden, target = golden or self._default(term, self.bench, self.cmp), target or self._default(term, self.cmp, self.bench)
+        if golden is None or target is None:
+            one = golden or target
             return one is not None and term.nothing is not None and normalize.same(one.value, term.nothing)
         self.out.compared += 1
-        if not normalize.same(a.value, b.value):
-            self._difference(self._of_unknown_batch(term), a, b)
+        if not normalize.same(golden.value, target.value):
+            self._difference(self._of_unknown_batch(term), golden, target)
         return True
 
     def _quantity(self, name: str) -> tuple[Quantity | None, Quantity | None]:
@@ -204,27 +214,27 @@ class _Comparison:
             self.out.unknown |= set(said.names) if term.severity != HARMLESS else set()  # the program may be of none of these frameworks
         return found
 
-    def _difference(self, term: Term, a: Quantity, b: Quantity) -> None:
-        how = BY_DERIVATION if DERIVED in (a.how, b.how) else BY_DEFAULT if DEFAULT in (a.how, b.how) else MAPPING
-        names = [", ".join(q.names) if q.how != DERIVED or len(q.names) == 1 else term.name for q in (a, b)]
-        self._row(names[0], names[1], a.shown, b.shown, term.severity, term.why, term, how)
+    def _difference(self, term: Term, golden: Quantity, target: Quantity) -> None:
+        how = BY_DERIVATION if DERIVED in (golden.how, target.how) else BY_DEFAULT if DEFAULT in (golden.how, target.how) else MAPPING
+        names = [", ".join(q.names) if q.how != DERIVED or len(q.names) == 1 else term.name for q in (golden, target)]
+        self._row(names[0], names[1], golden.shown, target.shown, term.severity, term.why, term, how)
 
     # -- 3: what is computed -----------------------------------------------------------------------------------------------------------
 
     def _compare_derived_terms(self) -> None:
         parents = {name: {row.feeds for row in self.terms if row.name == name} - {""} for name in derived_terms()}
         for name in derived_terms():
-            a, b = self._quantity(name)
-            if a is None or b is None:
+            golden, target = self._quantity(name)
+            if golden is None or target is None:
                 continue
-            equal = normalize.same(a.value, b.value)
-            if DERIVED in (a.how, b.how):
-                self.out.derived[name] = (a.shown, b.shown, equal)
+            equal = normalize.same(golden.value, target.value)
+            if DERIVED in (golden.how, target.how):
+                self.out.derived[name] = (golden.shown, target.shown, equal)
             parts = {row.name for row in self.terms if row.feeds == name}
             if equal or ({name} | parts | parents[name]) & self.reported:
                 continue
-            if DERIVED in (a.how, b.how) and not self._follows(self.terms[name], a, b):
-                self._difference(self._of_equal_whole(self.terms[name]), a, b)
+            if DERIVED in (golden.how, target.how) and not self._follows(self.terms[name], golden, target):
+                self._difference(self._of_equal_whole(self.terms[name]), golden, target)
 
     def _of_equal_whole(self, term: Term) -> Term:
         """A computed part of a quantity that is equal (micro batches of the same global batch) is only another order of the same sums."""
@@ -241,12 +251,12 @@ class _Comparison:
 
     def _rates(self) -> None:
         """The learning rate itself, at updates that tell schedules apart: of other classes and parameters it may still be the same."""
-        a, b = schedules.schedule(self.bench), schedules.schedule(self.cmp)
-        if a is None or b is None:
+        golden, target = schedules.schedule(self.bench), schedules.schedule(self.cmp)
+        if golden is None or target is None:
             return
         differ = []
-        for name, update in schedules.points(a, b).items():
-            rates = a.rate(update), b.rate(update)
+        for name, update in schedules.points(golden, target).items():
+            rates = golden.rate(update), target.rate(update)
             equal = math.isclose(*rates, rel_tol=schedules.CLOSE, abs_tol=1e-15)
             shown = f"{rates[0]:.6g}", f"{rates[1]:.6g}"
             self.out.derived[Sentence("learning_rate of update {0} ({1})", update, name)] = (*shown, equal)
@@ -258,20 +268,31 @@ class _Comparison:
             why = Sentence("the schedules are set alike and computed otherwise, by the rules of each framework; {0}", term.why)
             self._row(f"rate of update {update}", f"rate of update {update}", x, y, term.severity, why, term, BY_DERIVATION)
 
-    def _follows(self, term: Term, a: Quantity, b: Quantity) -> bool:
+    def _follows(self, term: Term, golden: Quantity, target: Quantity) -> bool:
         """A quantity made of settings whose differences are reported themselves, as no less, on both sides by the same names."""
         least = (CHANGES, term.severity)
-        return bool(a.names) and a.names == b.names and any(d.bench_name in a.names and d.severity in least for d in self.out.differences)
+        return (
+            bool(golden.names)
+            and golden.names == target.names
+            and any(d.bench_name in golden.names and d.severity in least for d in self.out.differences)
+        )
 
     def _defaults(self) -> None:
         """What neither side says, and their frameworks, or the releases of one, take differently."""
         for term in self.terms:
             if not term.default or term.group or term.name in self.reported or term.feeds or any(self._quantity(term.name)):
                 continue
-            a, b = self.bench.default(term), self.cmp.default(term)
-            if a is not None and b is not None and not normalize.same(a.value, b.value) and self._counts(term):
+            golden, target = self.bench.default(term), self.cmp.default(term)
+            if golden is not None and target is not None and not normalize.same(golden.value, target.value) and self._counts(term):
                 self._row(
-                    a.names[0], b.names[0], a.shown, b.shown, term.severity, f"neither side says it, and {term.why}", term, BY_DEFAULT
+                    golden.names[0],
+                    target.names[0],
+                    golden.shown,
+                    target.shown,
+                    term.severity,
+                    f"neither side says it, and {term.why}",
+                    term,
+                    BY_DEFAULT,
                 )
 
     def _counts(self, term: Term) -> bool:
@@ -286,48 +307,48 @@ class _Comparison:
 
     # -- 4: what is left -----------------------------------------------------------------------------------------------------------------
 
-    def _compare_negated_flags(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+    def _compare_negated_flags(self, of_golden: dict[str, Setting], of_target: dict[str, Setting]) -> None:
         """``--no-x`` of one side is ``x: false`` of the other."""
-        for left, right, swap in ((mine, theirs, False), (theirs, mine, True)):
-            for name in [name for name in left if name.startswith("no_") and name[3:] in right]:
-                a, b = left.pop(name), right.pop(name[3:])
-                x, y = normalize.plain(a.value), normalize.plain(b.value)
+        for settings, others, swap in ((of_golden, of_target, False), (of_target, of_golden, True)):
+            for name in [name for name in settings if name.startswith("no_") and name[3:] in others]:
+                golden, target = settings.pop(name), others.pop(name[3:])
+                x, y = normalize.plain(golden.value), normalize.plain(target.value)
                 self.out.compared += 1
                 if isinstance(x, bool) and isinstance(y, bool) and x is not y:
                     continue
                 if swap:
-                    a, b = b, a
+                    golden, target = target, golden
                 term = self.bench.term_of(name)
-                severity, why = self._classify_difference(name, term, a, b)
+                severity, why = self._classify_difference(name, term, golden, target)
                 self._row(
-                    a.name,
-                    b.name,
-                    normalize.show_value(a.value),
-                    normalize.show_value(b.value),
+                    golden.name,
+                    target.name,
+                    normalize.show_value(golden.value),
+                    normalize.show_value(target.value),
                     severity,
                     why,
                     term,
                     MAPPING,
-                    _places(a, b),
+                    _places(golden, target),
                 )
 
-    def _similar(self, mine: dict[str, Setting], theirs: dict[str, Setting]) -> None:
+    def _similar(self, of_golden: dict[str, Setting], of_target: dict[str, Setting]) -> None:
         """Names of the same words, however they are joined or ordered: ``maxPositionEmbeddings``, ``max_position_embeddings``."""
         words: dict[tuple[str, ...], list[str]] = {}
-        for name, one in theirs.items():
+        for name, one in of_target.items():
             words.setdefault(_words(one.name), []).append(name)
-        for name in list(mine):
-            names = words.get(_words(mine[name].name), [])
-            if len(names) != 1 or names[0] not in theirs:
+        for name in list(of_golden):
+            names = words.get(_words(of_golden[name].name), [])
+            if len(names) != 1 or names[0] not in of_target:
                 continue
-            a, b = mine.pop(name), theirs.pop(names[0])
+            golden, target = of_golden.pop(name), of_target.pop(names[0])
             self.out.compared += 1
-            if not normalize.same(normalize.plain(a.value), normalize.plain(b.value)):
+            if not normalize.same(normalize.plain(golden.value), normalize.plain(target.value)):
                 term = self.bench.term_of(name)
-                severity, why = self._classify_difference(name, term, a, b)
-                ratio = SequenceMatcher(None, a.name.lower(), b.name.lower()).ratio()
-                shown = normalize.show_value(a.value), normalize.show_value(b.value)
-                self._row(a.name, b.name, *shown, severity, why, term, f"similarity:{ratio:.3f}", _places(a, b))
+                severity, why = self._classify_difference(name, term, golden, target)
+                ratio = SequenceMatcher(None, golden.name.lower(), target.name.lower()).ratio()
+                shown = normalize.show_value(golden.value), normalize.show_value(target.value)
+                self._row(golden.name, target.name, *shown, severity, why, term, f"similarity:{ratio:.3f}", _places(golden, target))
 
     def _alone(self, name: str, one: Setting, side: PackSettings, other: PackSettings) -> None:
         if normalize.is_unset(one.value) or normalize.plain(one.value) == "auto":
@@ -350,18 +371,19 @@ class _Comparison:
 
     # -- what it means -------------------------------------------------------------------------------------------------------------------
 
-    def _classify_difference(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
-        severity, why = self._by_table(name, term, a, b)
-        if any(isinstance(one.value, normalize.Several) for one in (a, b) if one is not None):
+    def _classify_difference(self, name: str, term: Term | None, setting: Setting, other: Setting | None) -> tuple[str, str]:
+        """Severity and why. `other`: None, of a setting that one side alone has."""
+        severity, why = self._by_table(name, term, setting, other)
+        if any(isinstance(one.value, normalize.Several) for one in (setting, other) if one is not None):
             why = Sentence("several commands or files of one side give it other values; {0}", why)
-        if severity == CHANGES and NOT_KNOWN in (a.origin, b.origin if b is not None else ""):
+        if severity == CHANGES and NOT_KNOWN in (setting.origin, other.origin if other is not None else ""):
             return MAY, Sentence("what it is depends on the run of the script, which was only read; {0}", why)
         return severity, why
 
-    def _by_table(self, name: str, term: Term | None, a: Setting, b: Setting | None) -> tuple[str, str]:
+    def _by_table(self, name: str, term: Term | None, setting: Setting, other: Setting | None) -> tuple[str, str]:
         if term is None:
             row = self.terms.pattern(name)
-            if row.severity != HARMLESS and b is not None and only_moved(a.value, b.value):
+            if row.severity != HARMLESS and other is not None and only_moved(setting.value, other.value):
                 return HARMLESS, "it is the same file or directory at another place"
             return row.severity, row.why
         if self._is_idle(term):
@@ -369,36 +391,38 @@ class _Comparison:
         if term.content and term.content in self.content:
             what = "the samples" if term.content == "data" else "the weights"
             return HARMLESS, f"only the name differs; {what} themselves were compared"
-        if term.kind == "path" and b is not None and only_moved(a.value, b.value):
+        if term.kind == "path" and other is not None and only_moved(setting.value, other.value):
             return HARMLESS, "it is the same file or directory at another place"
         if term.content:
             return MAY, f"{term.why}, if what is there differs; the packs do not say"
-        if term.feeds and b is not None:
+        if term.feeds and other is not None:
             return self._part(term)
         return term.severity, term.why
 
     def _part(self, term: Term) -> tuple[str, str]:
         """A part of a computed quantity matters as much as the quantity, when that is known on both sides."""
-        a, b = self._quantity(term.feeds)
-        if a is None or b is None:
+        golden, target = self._quantity(term.feeds)
+        if golden is None or target is None:
             return self._of_unknown_batch(term).severity, term.why
         whole = term.feeds.replace("_", " ")
-        if normalize.same(a.value, b.value):
+        if normalize.same(golden.value, target.value):
             if term.severity == MAY:
-                return MAY, f"{term.why}; the {whole} is {a.value} on both sides"
-            return HARMLESS, f"the {whole} is {a.value} on both sides"
+                return MAY, f"{term.why}; the {whole} is {golden.value} on both sides"
+            return HARMLESS, f"the {whole} is {golden.value} on both sides"
         above = self.terms[term.feeds]
-        return above.severity, f"{above.why}: the {whole} is {a.value} against {b.value}"
+        return above.severity, f"{above.why}: the {whole} is {golden.value} against {target.value}"
 
-    def _row(self, a: str, b: str, x: str, y: str, severity: str, why: str, term: Term | None, matched: str, place: str = "") -> None:
+    def _row(
+        self, golden: str, target: str, x: str, y: str, severity: str, why: str, term: Term | None, matched: str, place: str = ""
+    ) -> None:
         if term is not None:
             self.reported.add(term.name)
         common = "" if term is None else term.name
-        self.out.differences.append(Difference(SETTINGS, a, b, x, y, severity, why, common, matched, self.file, where=place))
+        self.out.differences.append(Difference(SETTINGS, golden, target, x, y, severity, why, common, matched, self.file, where=place))
 
 
-def _places(a: Setting, b: Setting) -> str:
-    return " and ".join(dict.fromkeys(one.where for one in (a, b) if one.where))
+def _places(golden: Setting, target: Setting) -> str:
+    return " and ".join(dict.fromkeys(one.where for one in (golden, target) if one.where))
 
 
 def _words(name: str) -> tuple[str, ...]:

@@ -227,9 +227,9 @@ class _Comparison:
             self._row(place, name, word, None, None)
 
     def _absent_places(self) -> None:
-        for side, mine, theirs in (("bench", self.bench.places, self.cmp.places), ("cmp", self.cmp.places, self.bench.places)):
+        for side, places, other_places in (("bench", self.bench.places, self.cmp.places), ("cmp", self.cmp.places, self.bench.places)):
             names = ("recorded", "") if side == "bench" else ("", "recorded")
-            ranks = {rank for _, rank in mine} - {rank for _, rank in theirs}
+            ranks = {rank for _, rank in places} - {rank for _, rank in other_places}
             if ranks and not self.other_ranks:
                 why = Sentence(
                     "only the {0} side has recorded anything of rank {1}, so it is not compared", SIDES[side], format_ranges(ranks)
@@ -238,7 +238,7 @@ class _Comparison:
                     Difference(self.sheet.name, *names, "", "", MAY, why, ranks=tuple(sorted(ranks)), level=ERROR)
                 )
             steps: dict[int, set[int]] = {}
-            for step, rank in mine - theirs:
+            for step, rank in places - other_places:
                 if rank not in ranks:
                     steps.setdefault(step, set()).add(rank)
             if steps:
@@ -256,15 +256,15 @@ class _Comparison:
         self.sheet.rows.append(row)
 
 
-def named_alike(a: Mapping[str, Any], b: dict[str, Any]) -> dict[str, Any]:
-    """`b` with the names of `a` for what a wrapper (DDP, FSDP, torch.compile) has renamed: ``module.0.weight`` is ``0.weight``. Only names
-    that are on one side, and one to one."""
+def named_alike(golden: Mapping[str, Any], target: dict[str, Any]) -> dict[str, Any]:
+    """`target` with the names of `golden` for what a wrapper (DDP, FSDP, torch.compile) has renamed: ``module.0.weight`` is ``0.weight``.
+    Only names that are on one side, and one to one."""
     plain: tuple[dict[str, list[str]], dict[str, list[str]]] = {}, {}
-    for names, mine, theirs in zip(plain, (a, b), (b, a)):
-        for name in mine.keys() - theirs.keys():
+    for names, records, others in zip(plain, (golden, target), (target, golden)):
+        for name in records.keys() - others.keys():
             names.setdefault(_strip_wrappers(name), []).append(name)
     renamed = {plain[1][name][0]: plain[0][name][0] for name in plain[0] if len(plain[0][name]) == len(plain[1].get(name, ())) == 1}
-    return {renamed.get(name, name): one for name, one in b.items()} if renamed else b
+    return {renamed.get(name, name): one for name, one in target.items()} if renamed else target
 
 
 def _strip_wrappers(name: str) -> str:
@@ -296,11 +296,11 @@ def _same_number(golden: Any, target: Any) -> bool:
     return golden == target or (isinstance(golden, float) and isinstance(target, float) and math.isnan(golden) and math.isnan(target))
 
 
-def relative(a: Any, b: Any) -> float | None:
-    """``|a - b| / a`` as the existing tool has it; None where that is nothing."""
-    if not all(isinstance(x, (int, float)) for x in (a, b)) or a == 0 or not math.isfinite(a) or not math.isfinite(b):
+def relative(golden: Any, target: Any) -> float | None:
+    """``|golden - target| / golden`` as the existing tool has it; None where that is nothing."""
+    if golden == 0 or not all(isinstance(value, (int, float)) and math.isfinite(value) for value in (golden, target)):
         return None
-    return float(abs(a - b) / a)
+    return float(abs(golden - target) / golden)
 
 
 def _why_weights(golden: Mapping[str, Any], target: Mapping[str, Any], other_cut: bool) -> tuple[str, str]:

@@ -103,7 +103,7 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
         steps = np.intersect1d(_steps(run, rank), _steps(other, rank))
         regrouped = _find_regrouped_settings(run.scalars(rank), other.scalars(rank))
         of_rank = [{name: series for name, series in one.scalars(rank).items() if name not in regrouped} for one in (run, other)]
-        scalars, theirs = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
+        scalars, other_scalars = _with_groups(*of_rank), _with_groups(*of_rank[::-1])
         for k, (one, two) in enumerate(((run, other), (other, run))):
             numbers = {name: one for name, one in of_rank[k].items() if is_compared(name) and name != UPDATES_MADE}
             numbers = {name: one for name, one in numbers.items() if not _is_no_scale(name, one)}
@@ -114,12 +114,12 @@ def paired_numbers(run: Run, other: Run) -> tuple[list[Number], tuple[list[str],
                 known = set(two.ops(rank, family)) if family in two.families(rank) else set()
                 for op in ops:
                     table = _column(two, rank, family, op) if op in known else {}
-                    here = _column(one, rank, family, op)
-                    besides = given_besides(here, table)
-                    mine = {key: series for key, series in here.items() if key.name not in besides}
-                    alone[k].extend(_list_unpaired_numbers(mine, table, steps, passed, f"rank {rank}, {family}/"))
-        for name in (name for name in scalars if name in theirs and is_compared(name)):
-            items += _pair_numbers(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], theirs[name])
+                    column = _column(one, rank, family, op)
+                    besides = given_besides(column, table)
+                    compared = {key: series for key, series in column.items() if key.name not in besides}
+                    alone[k].extend(_list_unpaired_numbers(compared, table, steps, passed, f"rank {rank}, {family}/"))
+        for name in (name for name in scalars if name in other_scalars and is_compared(name)):
+            items += _pair_numbers(rank, "loss" if "loss" in name else "step", 0, Key(0, name), "value", scalars[name], other_scalars[name])
         families = other.families(rank)
         for family in (family for family in run.families(rank) if family in families):
             items += _statistics(run, other, rank, family)
@@ -135,11 +135,11 @@ def _is_no_scale(name: str, series: Series) -> bool:
     return name.endswith("loss_scale") and bool((series.values == 1).all())
 
 
-def _with_groups(mine: Mapping[str, Series], other: Mapping[str, Series]) -> Mapping[str, Series]:
+def _with_groups(scalars: Mapping[str, Series], other: Mapping[str, Series]) -> Mapping[str, Series]:
     """A setting of a group of parameters (``weight_decay_group_1``) is written where it is not that of the first group; it is that of the
     first one in a run that does not write it."""
-    of_groups = {name: _OF_GROUPS.fullmatch(name) for name in other if name not in mine}
-    return {**mine, **{name: mine[match[1]] for name, match in of_groups.items() if match and match[1] in mine}}
+    of_groups = {name: _OF_GROUPS.fullmatch(name) for name in other if name not in scalars}
+    return {**scalars, **{name: scalars[match[1]] for name, match in of_groups.items() if match and match[1] in scalars}}
 
 
 def _find_regrouped_settings(run: Mapping[str, Series], other: Mapping[str, Series]) -> set[str]:
