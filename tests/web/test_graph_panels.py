@@ -455,7 +455,7 @@ def test_every_word_that_scripts_name_is_in_the_texts() -> None:
     known = set(re.findall(r'^  ([a-z_]+): \["[^"]+", "[^"]+"\],$', texts, re.MULTILINE))
     lines = [line for line in texts.splitlines() if re.match(r"  [a-z_]+: ", line)]
     assert len(known) == len(lines)
-    asked = {key for script in folder.glob("*.js") for key in re.findall(r'"graph\.([a-z_]*[a-z])"', script.read_text(encoding="utf-8"))}
+    asked = {key for script in folder.rglob("*.js") for key in re.findall(r'"graph\.([a-z_]*[a-z])"', script.read_text(encoding="utf-8"))}
     assert len(asked) > 60
     assert asked <= known
 

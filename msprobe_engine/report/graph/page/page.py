@@ -27,10 +27,14 @@ from msprobe_engine.report.web.page import Packed, Verdict, pack, page
 from msprobe_engine.report.web.sentences import both
 from msprobe_engine.report.web.words import needs_scripts
 
-_VIEWS = ("columns", "store", "path", "layout", "draw", "edges", "minimap", "tools", "gestures", "canvas", "tree")
-_PANELS = ("texts", "compare", "panel", "search", "filters", "details", "worst", "overview", "side", "bar", "status", "address", "split")
-STYLES = ("graph/graph.css", "graph/panels.css")
-SCRIPTS = tuple(f"graph/{name}.js" for name in (*_VIEWS, *_PANELS, "keys", "app"))
+_DATA = ("columns", "store", "texts", "compare")
+_CANVAS = ("path", "layout", "draw", "edges", "minimap", "tools", "gestures", "canvas")
+_PANELS = ("tree", "panel", "search", "filters", "details", "worst", "overview", "side", "bar", "status", "split", "keys")
+STYLES = ("graph/graph.css", "graph/panels/panels.css")
+SCRIPTS = tuple(
+    f"graph/{name}.js"
+    for name in (*_DATA, *(f"canvas/{name}" for name in _CANVAS), *(f"panels/{name}" for name in _PANELS), "address", "app")
+)
 
 
 class PageWriter:
