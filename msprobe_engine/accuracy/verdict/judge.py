@@ -15,11 +15,11 @@ import numpy as np
 import numpy.typing as npt
 
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, Metric, TensorResult
-from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict import standards
 from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
 from msprobe_engine.accuracy.verdict.existing import old_status
 from msprobe_engine.accuracy.verdict.metrics import blocks, convert_to_working_types, error_rate, float_metrics
+from msprobe_engine.accuracy.verdict.rounding import round_to
 from msprobe_engine.core.dtypes import FloatType, float_type, plain_name
 
 Array = npt.NDArray[Any]

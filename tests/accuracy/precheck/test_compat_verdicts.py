@@ -26,10 +26,10 @@ from verdict_cases import Case, cases, name
 from msprobe_engine.accuracy.precision_compare import Compared, compare_files, compare_rows, write
 from msprobe_engine.accuracy.result_forms import DETAILS_COLUMNS, Form, form_of, join
 from msprobe_engine.accuracy.results import SKIP, CallResult, TensorResult
-from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict.existing import comparable, old_status
 from msprobe_engine.accuracy.verdict.judge import judge
 from msprobe_engine.accuracy.verdict.metrics import COLUMNS, convert_to_working_types
+from msprobe_engine.accuracy.verdict.rounding import round_to
 from msprobe_engine.accuracy.verdict.standards import _forms
 from msprobe_engine.cli.main import main
 from msprobe_engine.core.dtypes import float_type

@@ -14,9 +14,9 @@ import torch
 from msprobe_engine.accuracy.precheck import memory
 from msprobe_engine.accuracy.precheck.calls import Call
 from msprobe_engine.accuracy.results import ERROR, PASS, SKIP, WARNING, CallResult, TensorResult, build_skipped_result, worst
-from msprobe_engine.accuracy.rounding import round_to
 from msprobe_engine.accuracy.verdict import condition, metrics, standards
 from msprobe_engine.accuracy.verdict.judge import judge
+from msprobe_engine.accuracy.verdict.rounding import round_to
 from msprobe_engine.core.dtypes import float_type
 from msprobe_engine.core.errors import UsageError
 from msprobe_integrations.torch.op_tools.accuracy import types

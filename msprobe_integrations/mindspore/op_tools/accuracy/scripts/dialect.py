@@ -20,7 +20,7 @@ from msprobe_integrations.mindspore.op_tools.accuracy.arguments import Tensor, t
 from msprobe_integrations.mindspore.op_tools.accuracy.execute import FLOATS, array_of
 from msprobe_integrations.mindspore.op_tools.free_benchmark.calls import left_out
 
-_INCLUDED = ("core/dtypes.py", "accuracy/rounding.py", "accuracy/verdict/condition.py")
+_INCLUDED = ("core/dtypes.py", "accuracy/verdict/rounding.py", "accuracy/verdict/condition.py")
 _HEAD = re.compile(r'\A""".*?"""\n|^(?:from|import) [^\n]*\n|^Array = npt\.NDArray\[Any\]\n', re.DOTALL | re.MULTILINE)
 """Docstring and imports of these modules."""
 

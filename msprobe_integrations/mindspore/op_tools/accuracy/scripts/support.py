@@ -1,8 +1,8 @@
 """What every generated operator script of MindSpore ends with (`msprobe_engine.accuracy.scripts`): runs the call, compares, prints.
 
 Needs mindspore and numpy. Scripts get the text below the line of dashes as it stands, and in front of it the texts of
-`msprobe_engine.core.dtypes`, `msprobe_engine.accuracy.rounding` and `msprobe_engine.accuracy.verdict.condition`: their errors are measured
-by the same code as in the pre-check.
+`msprobe_engine.core.dtypes` and, of `msprobe_engine.accuracy.verdict`, `rounding` and `condition`: their errors are measured by the same
+code as in the pre-check.
 """
 
 from __future__ import annotations
@@ -21,8 +21,8 @@ import mindspore
 import numpy as np
 import numpy.typing as npt
 
-from msprobe_engine.accuracy.rounding import Array, round_to
 from msprobe_engine.accuracy.verdict.condition import Measured, internal, measure
+from msprobe_engine.accuracy.verdict.rounding import Array, round_to
 from msprobe_engine.core.dtypes import FloatType, float_type
 
 USED = (math, NamedTuple, Sequence, dataclass, lru_cache, npt)
