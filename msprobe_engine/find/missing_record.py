@@ -37,7 +37,8 @@ class Absence:
 
     Attributes:
         present: where it is: step to ranks.
-        examples: names of records that it stands for.
+        examples: names of records that it stands for, the first of `names`.
+        names: how many names of records it stands for.
         reasons: why it is not in the others, what is certain.
         supposed: what may be the reason where nothing is certain.
         near: names that are like it.
@@ -48,6 +49,7 @@ class Absence:
     present: dict[int, list[Rank]] = field(default_factory=dict)
     absent: dict[int, list[Rank]] = field(default_factory=dict)
     examples: list[str] = field(default_factory=list)
+    names: int = 0
     reasons: list[str] = field(default_factory=list)
     supposed: list[str] = field(default_factory=list)
     near: list[str] = field(default_factory=list)
@@ -71,6 +73,7 @@ class Absence:
         if self.present:
             said = [f"{shown} is in the dump: {_where(self.present)}"]
             said += [f"  record     {one_line(name)}" for name in self.examples[:_SHOWN]]
+            said += [f"  and        {self.names - _SHOWN:,} more records"] if self.names > _SHOWN else []
             if self.absent:
                 said.append(f"  and not in {_where(self.absent)}")
         else:
@@ -94,6 +97,7 @@ def explain_absence(path: Path, name: str) -> Absence:
     dump = open_dump(path)
     answer = Absence(name)
     name = names.name_in_records(name)
+    found: set[str] = set()
     known: dict[str, None] = {}
     reasons: dict[str, None] = {}
     answer.unreadable += of_earlier_runs(dump)
@@ -107,12 +111,14 @@ def explain_absence(path: Path, name: str) -> Absence:
                 continue
             matching = [record for record in table.ops if name in record]
             (answer.present if matching else answer.absent).setdefault(step, []).append(rank)
+            found.update(matching)
             answer.examples += [record for record in matching if record not in answer.examples][: _SHOWN - len(answer.examples)]
             if not matching:
                 said = len(table.problems)
                 reasons |= dict.fromkeys(_reasons(table, step, name))
                 answer.unreadable += table.problems[said:]
                 known |= dict.fromkeys(table.ops)
+    answer.names = len(found)
     if not answer.absent:
         return answer
     answer.reasons = [*list(reasons)[:_SHOWN], *([f"and {len(reasons) - _SHOWN} more like these"] if len(reasons) > _SHOWN else [])]

@@ -12,7 +12,7 @@ from msprobe_engine.formats.monitor.reader import Run
 
 
 def find_other_batches(target: Run, golden: Run, until: int) -> tuple[Suspect | None, Sentence | None]:
-    """The first step, up to `until`, in which a rank was given another batch than in the golden run, as a suspect; and what is to be said
+    """The first step, up to `until`, in which the batch of a rank is not that of the golden run, as a suspect; and what is to be said
     beside other suspects, where all batches up to then are the same. Neither where digests are missing, or where the runs deal the
     samples out to their ranks in other ways.
 
@@ -35,14 +35,14 @@ def find_other_batches(target: Run, golden: Run, until: int) -> tuple[Suspect | 
             first = int(steps[place]), rank, place
         equal = max(equal, seen)
     if first is None:
-        template = "The models were given the same batches in all steps until then, {0} of them (integer inputs: tokens, labels)."
+        template = "The models were given the same batches until then (integer inputs: tokens, labels; steps compared: {0})."
         return None, Sentence(template, f"{equal:,}") if equal else None
     step, rank, before = first
-    others = Sentence("the integer inputs of the models (tokens, labels) are others than in the golden run")
+    others = Sentence("the integer inputs of the models (tokens, labels) differ from those of the golden run")
     why = (
         Sentence("{0}; those of the steps before are the same ({1})", others, f"{before:,}")
         if before
         else Sentence("{0}, from the first step on", others)
     )
     row = f"step/{BATCH_DIGEST}"
-    return Suspect(row, "", rank, step, kind="data", why=why, cause=Sentence("another batch than in the golden run"), tensor=row), None
+    return Suspect(row, "", rank, step, kind="data", why=why, cause=Sentence("the batch is not that of the golden run"), tensor=row), None

@@ -28,6 +28,7 @@ from msprobe_engine.find.monitor.other_batches import (
 from msprobe_engine.find.monitor.other_scale import without_scale
 from msprobe_engine.find.monitor.series_noise import SeriesNoise
 from msprobe_engine.find.monitor.shapes_and_dtypes import (
+    are_of_one_layout,
     cut_otherwise,
     of_other_form,
     of_other_stages,
@@ -87,11 +88,13 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     for item in items:
         by_step.setdefault(item.step, []).append(item)
     largest: Number | None = None
+    begins: Number | None = None
     alone_off: _Off | None = None
     for step in sorted(by_step):
         noise.add_step(by_step[step])
         limits = {item: 0.0 if exact else noise.limit(item) for item in by_step[step] if item.distance}
         losses_agree &= leave_out_unequal(limits, means)
+        begins = begins or next(iter(nearest_first(limits, by_step[step])), None)
         off = nearest_first((item for item, limit in limits.items() if item.distance > limit), by_step[step])
         largest = max((number for number in (largest, *limits) if number is not None), key=lambda number: number.distance, default=None)
         if off and alone_off is None and not exact and noise.may_pass(off, limits):
@@ -99,7 +102,7 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
             continue
         if off:
             alone_off = alone_off or _Off(off, limits, len(by_step[step]))
-            _say_part(diagnosis, alone_off)
+            _say_part(diagnosis, alone_off, after=sum(earlier < alone_off.items[0].step for earlier in by_step))
             diagnosis.next = say_again(alone_off.items[0].step, [alone_off.items[0].rank], diagnosis.finding, golden=True)
             break
         noise.accept(step, limits)
@@ -140,6 +143,13 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
     diagnosis.problems += [f"{word} ({count})" for run in (target, golden) for word, count in run.problems.items()]
     if not diagnosis.suspects:
         diagnosis.evidence.append(_say_largest(largest))
+        if begins is not None and are_of_one_layout(target, golden):
+            template = (
+                "The runs begin to differ at step {0}, rank {1}, {2}; where two runs of one program have the same numbers, that is no "
+                "round-off."
+            )
+            diagnosis.evidence.append(Sentence(template, begins.step, begins.rank, row_of(begins.family, begins.key.name)))
+            diagnosis.next = say_again(begins.step, [begins.rank], diagnosis.finding, golden=True)
         if not computed and not cut.tensors and (rounded := rounded_in_one_run(target, golden, items)) is not None:
             computed = [rounded]
         if computed:  # numbers that agree within the round-off of another type are no all-clear
@@ -182,7 +192,8 @@ class _Off:
         return Sentence(template, f"{len(self.items):,}", first.step, f"{furthest:.2%}", row_of(first.family, first.key.name))
 
 
-def _say_part(diagnosis: Diagnosis, parted: _Off) -> None:
+def _say_part(diagnosis: Diagnosis, parted: _Off, after: int) -> None:
+    """`after`: so many steps that both runs have come before."""
     off, limits, of = parted.items, parted.limits, parted.of
     first = off[0]
     bad = not math.isfinite(first.target) and math.isfinite(first.golden)
@@ -215,14 +226,12 @@ def _say_part(diagnosis: Diagnosis, parted: _Off) -> None:
             name = item.key.name.rpartition("/")[2]
             diagnosis.suspects[-1].cause = Sentence("{0} {1}, golden {2}", name, f"{item.target:.6g}", f"{item.golden:.6g}")
     diagnosis.differences = len(seen)
-    diagnosis.evidence.append(
-        Sentence(
-            "Step {0}: {1} of {2} numbers differ by more than round-off explains; all steps before agree.",
-            first.step,
-            f"{len(off):,}",
-            f"{of:,}",
-        )
-    )
+    numbers = first.step, f"{len(off):,}", f"{of:,}"
+    if after:
+        said = Sentence("Step {0}: {1} of {2} numbers differ by more than round-off explains; all steps before agree.", *numbers)
+    else:
+        said = Sentence("Step {0}, the first one: {1} of {2} numbers differ by more than round-off explains.", *numbers)
+    diagnosis.evidence.append(said)
 
 
 def _ask_batches(diagnosis: Diagnosis, target: Run, golden: Run, last: int) -> None:

@@ -86,6 +86,11 @@ def holds_dump(path: Path) -> bool:
 def describe_content(path: Path) -> str:
     """For the message of a directory without a dump: its directories, and which of them to give instead."""
     children = sorted(_children(path))
+    if any(p.name == "monitor" for p in children):
+        return (
+            "monitor output: this run was watched and not dumped "
+            "(msprobe trends and diagnose read it; msprobe run --preset dump makes a dump)"
+        )
     return f"directories: {', '.join(p.name for p in children[:8]) or 'nothing'}{_below(children)}"
 
 
