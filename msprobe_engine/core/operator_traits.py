@@ -138,6 +138,9 @@ ELEMENTWISE = frozenset((
 ))  # fmt: skip
 """Functions of each element, and averages of elements that keep their relative noise."""
 
+EXPONENTIALS = frozenset(("exp", "exp_", "exp2", "exp2_"))
+"""Functions that make a factor of what is added to an element."""
+
 OPTIMIZER_UPDATES = frozenset(("addcdiv", "addcdiv_"))
 """What adds a quotient of moments to a parameter."""
 

@@ -150,6 +150,8 @@ def forward(api: str, operands: Sequence[Operand], result: Result, moved_weights
     if api in traits.OPTIMIZER_UPDATES:
         return _carry_through_update(operands, result, whole)
     gain = ELEMENTWISE_GAIN if api in traits.ELEMENTWISE else MODULE_GAIN
+    if api in traits.EXPONENTIALS:  # absolute noise becomes relative noise
+        return Carried(max(gain * element, *(operand.noise.absolute for operand in operands)), gain * whole)
     if api in traits.SCALINGS and (len(operands) == 1 or min(operand.size for operand in operands) == 1):
         gain = 1.0
     return Carried(gain * element, gain * whole)

@@ -362,14 +362,21 @@ def test_gradients_that_come_with_the_last_micro_batch(off: float, record: str |
     assert (found.first_suspect and found.first_suspect.record) == record, found.text()
 
 
-def _modules(path: Path, ranks: int, gradient: Callable[[int, np.ndarray], np.ndarray]) -> Path:
+def _modules(path: Path, ranks: int, gradient: Callable[[int, np.ndarray], np.ndarray], tokens: bool = False) -> Path:
     """A dump of level L0 of rows of a batch over the ranks, each of which takes the mean over its own; `gradient`: of a rank and what the
-    gradient of a weight is in one process, what the rank has for it."""
+    gradient of a weight is in one process, what the rank has for it; `tokens`: the first module takes in whole numbers."""
     number = np.random.default_rng(0)
     made = {name: number.normal(size=(32, 16)) for name in "abcdef"}
     weights = {name: number.normal(size=(16, 16)) for name in "abcdef"}
+    words = np.arange(64.0).reshape(32, 2)
     for rank in range(ranks):
         data: dict[str, object] = {}
+        if tokens:
+            own = [
+                _row_of(x[rank * 32 // ranks : (rank + 1) * 32 // ranks], kind)
+                for x, kind in ((words, "torch.int64"), (made["a"], "torch.float32"))
+            ]
+            data["Module.words.Embedding.forward.0"] = {"input_args": own[:1], "input_kwargs": {}, "output": own[1:]}
         for direction, names in (("forward", "abcdef"), ("backward", "fedcba")):
             for name in names:
                 times = ranks if direction == "backward" else 1
@@ -390,6 +397,23 @@ def test_gradients_of_parts_of_a_parameter_are_averaged(factor: float, finding: 
     golden = _modules(tmp_path / "golden", 1, lambda _, whole: whole)
     for sides in ((run, golden), (golden, run)):
         assert diagnose(*sides).finding == finding
+
+
+@pytest.mark.parametrize(("share", "record"), [(0.0, None), (0.7, "Module.f.Linear.parameters_grad.0")], ids=["summed", "not summed"])
+def test_a_gradient_of_a_whole_parameter_beside_those_of_parts(share: float, record: str | None, tmp_path: Path) -> None:
+    """FSDP sums gradients of parts of parameters up before they are recorded. A parameter that each rank has all of (left out of FSDP), and
+    whose gradient is another one on each, was not summed; that the means of both make that of the whole is no excuse."""
+
+    def gradient(rank: int, whole: np.ndarray) -> np.ndarray:
+        if next(names) != "f":
+            return whole[rank * 8 : rank * 8 + 8]
+        of_rank = np.random.default_rng(1).normal(size=whole.shape) * (share if rank else -share)
+        return np.asarray(whole + of_rank - of_rank.mean())
+
+    names = iter("fedcba" * 2)
+    run = _modules(tmp_path / "run", 2, gradient, tokens=True)
+    found = diagnose(run, _modules(tmp_path / "golden", 1, lambda _, whole: whole, tokens=True))
+    assert (found.first_suspect and found.first_suspect.record) == record, found.text()
 
 
 def test_shares_of_gradients_whose_means_are_next_to_nothing(tmp_path: Path) -> None:

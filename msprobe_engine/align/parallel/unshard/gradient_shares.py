@@ -59,6 +59,32 @@ class GradientShares:
         target[2], golden[2] = means.target[target_choice] / n, means.golden[golden_choice]
         return target, golden
 
+    def is_unsummed(self, i: int, j: int) -> bool:
+        """A gradient of a parameter that each rank has all of, and that is another one on each, where those of parameters that are cut
+        were summed over ranks before they were recorded."""
+        pair = self._pair
+        pieces, _ = pair.target.members(i, True)
+        shape, expert = pair.side.shape[i], experts.EXPERT.match(pair.kinds[pair.side.op[i]][2])
+        whole = shape == pair.golden_side.shape[j] and distances.elements(shape) > 1 and len(pieces) > 1 and not expert
+        return whole and merge_statistics.merge_replicas(pieces, 1) is None and self._are_summed
+
+    @cached_property
+    def _are_summed(self) -> bool:
+        """Each rank reads rows of its own, and gradients of the parameters of which it has a piece (FSDP) make that of the whole: what most
+        of them say. Where ranks read the same rows (tensor parallel), such gradients need no sum, and those of whole parameters may wait
+        for theirs."""
+        pair, cut, alike = self._pair, 0, 0
+        if pair.several or not pair.reads_apart or len(pair.golden.pieces) > 1:
+            return False
+        for i, j in self._rows:
+            shape = pair.golden_side.shape[j]
+            pieces, golden = pair.target.members(i, True)[0], pair.golden.members(j, True)[0]
+            if pair.side.shape[i] == shape or len(golden) != 1 or merge_statistics.count_pieces(pair.side.shape[i], shape) != len(pieces):
+                continue
+            cut += 1
+            alike += merge_statistics.distance(merge_statistics.merge_pieces(pieces), golden[0]) <= pair.agrees
+        return 2 * alike > cut
+
     def is_share(self, i: int, j: int, shape: list[int], golden: Floats) -> bool:
         """A gradient of what has no part of the batch (a parameter, what is looked up by positions), of each piece by itself: their means
         add up to that of the whole, which is all there is to see."""

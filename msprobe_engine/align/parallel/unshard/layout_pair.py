@@ -112,8 +112,13 @@ class LayoutPair:
     @cached_property
     def cuts_batch(self) -> bool:
         """Each piece reads a part of the batch: a micro batch, or tokens of its own on each rank."""
+        return self.several or self.reads_apart
+
+    @cached_property
+    def reads_apart(self) -> bool:
+        """Pieces take in whole numbers (tokens) of other shapes than the other side's, of which these are made."""
         side, golden = self.side, self.golden_side
-        return self.several or any(
+        return any(
             side.role[i] == INPUT
             and i not in self.producers
             and len(side.shape[i] or ()) > 1

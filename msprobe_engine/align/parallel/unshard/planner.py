@@ -178,6 +178,11 @@ class _Planner:
             snapped = merge_statistics.snap(*both)
             self._plan.merged[i] = MergedRow(snapped, both[1], shape, len(pair.target.pieces), len(pair.golden.pieces))
             return False
+        if self._gradients.is_unsummed(i, j):
+            pieces, golden = pair.target.members(i, True)[0], pair.golden.members(j, True)[0][0]
+            value = merge_statistics.farthest(pieces, 1, golden)
+            self._plan.merged[i] = MergedRow(value, golden, shape, len(pieces), 1, always=True)
+            return False
         both = self._gradients.means_of_shares(i, j)
         if both is not None:
             self._sums.leave_out(call, i, pair.target.members(i, True)[0])

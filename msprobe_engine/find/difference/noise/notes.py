@@ -246,7 +246,9 @@ class Seen:
             left_aside = exact & (target_stats != golden_stats).any(
                 1
             )  # its numbers are no others, and not the same ones (`Distances.leave_out`)
-            self.blank = (((nothing | left_aside) & ~m.known) | hidden).tolist()
+            # what an infinity leaves of statistics that are the same is a zero: it says nothing of the other elements (the sum of decays)
+            unseen = blind & exact & (finite == 0)
+            self.blank = (((nothing | left_aside) & ~m.known) | hidden | unseen).tolist()
             self.norm = _numbers(np.where(blind, 0.0, np.abs(np.abs(target_stats[:, 3]) - size) / size), exact)
             self.mean = _numbers(np.where(blind, 0.0, np.abs(target_stats[:, 2] - golden_stats[:, 2]) / rms), exact)
             element = np.abs(target_stats[:, :2] - golden_stats[:, :2]).max(1) / top  # of a mask, where one covers some
