@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 
 from reported_bugs.case import Healthy, Plant, nothing, when_ready
-from reported_bugs.run_megatron import of
 from reported_bugs.training import Setting
 from reported_bugs.unseen.sixth.faults import (
     BALANCED,
@@ -14,7 +13,6 @@ from reported_bugs.unseen.sixth.faults import (
     BOTH,
     CLAMPED,
     EVERY,
-    EXPERTS,
     FREE,
     FSDP,
     LATENT,
@@ -50,6 +48,5 @@ CASES = (
     pair("latent: eager attention for sdpa, bf16", LATENT, replace(LATENT, attention="eager"), EVERY),
     pair("clamped: two micro batches for one, amp", CLAMPED, replace(CLAMPED, micro=2), EVERY),
     pair("seeing: ddp for one process, bf16", SEEING, replace(SEEING, ranks=2, wrap="ddp"), EVERY),
-    Healthy("noted: mcore: z-loss, sp 2 for one process, bf16", of(EXPERTS), of(f"{EXPERTS} --tp 2 --sp"), levels=some(BOTH)),
     Healthy("noted: alone: bias that follows the load", BALANCED, None, levels=("watch",)),
 )
