@@ -12,6 +12,7 @@ from typing import Any
 
 from msprobe_engine.config.collect.pack import collect
 from msprobe_engine.config.collect.resolved import CODE, DEFAULT
+from msprobe_engine.config.launch_scripts.shell.context import NOT_SET
 from msprobe_engine.config.pack.reader import Pack, read_pack
 from msprobe_engine.config.settings.pack_settings import PackSettings
 from msprobe_engine.config.severity import ERROR, MAY, WARNING
@@ -367,5 +368,25 @@ def compare_scripts(bench: str | Path, cmp: str | Path) -> Comparison:
     for side, script in (("bench", bench), ("cmp", cmp)):
         comparison.sides[side] = {**comparison.sides.get(side, {}), "path": os.fspath(script)}
     comparison.not_compared["packages"] = "packages, machine and variables that no script sets: -d collects a pack of them where each runs"
-    comparison.notes += dict.fromkeys(note for _, notes in collected for note in notes)
+    notes = [note for _, notes in collected for note in notes]
+    comparison.notes += dict.fromkeys(notes)
+    assumed = [note for note in notes if NOT_SET in note]
+    if assumed and comparison.equal and (line := _first_other_line(Path(bench), Path(cmp))):
+        comparison.problems.append(
+            f"{os.fspath(cmp)}, line {line}: here the scripts differ, and what that changes was not seen; it may depend on what was "
+            f"{assumed[0].partition(': ')[2]} (set it in both, or compare packs of runs)"
+        )
     return comparison
+
+
+def _first_other_line(bench: Path, cmp: Path) -> int:
+    """The first line of `cmp` that is not in `bench` at its place, comments and empty lines aside; 0 where all are the same."""
+    codes = [
+        [(number, line.strip()) for number, line in enumerate(path.read_text("utf-8", "replace").splitlines(), 1)] for path in (bench, cmp)
+    ]
+    golden, target = ([(number, line) for number, line in code if line and not line.startswith("#")] for code in codes)
+    for (_, expected), (number, line) in zip(golden, target):
+        if line != expected:
+            return number
+    longer = target[len(golden) :] or golden[len(target) :]
+    return longer[0][0] if longer else 0

@@ -501,3 +501,16 @@ def test_one_commit_with_other_changes_in_the_tree_is_a_difference(
     assert main(["config_check", "same.zip", "golden.zip"]) == 0
     assert main(["config_check", "other.zip", "golden.zip"]) == 1
     assert "program.git: train.py" in capsys.readouterr().out
+
+
+def test_scripts_that_differ_where_a_variable_decides(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Two scripts that differ in a branch that an unset variable decides cannot be told; a remark is nothing."""
+    branch = 'ARGS="--lr 1e-4"\nif [ "$NO_SUCH_VARIABLE" = 1 ]; then ARGS="$ARGS --sequence-parallel"; fi\npython train.py $ARGS\n'
+    scripts = {"with": branch, "without": 'ARGS="--lr 1e-4"\npython train.py $ARGS\n', "remark": f"# said\n{branch}"}
+    for name, text in scripts.items():
+        (tmp_path / f"{name}.sh").write_text(text)
+    with_branch, without, remark = (str(tmp_path / f"{name}.sh") for name in scripts)
+    assert main(["config_check", without, with_branch]) == 3
+    assert f"{without}, line 2: here the scripts differ" in capsys.readouterr().out
+    assert main(["config_check", with_branch, without]) == 3
+    assert main(["config_check", remark, with_branch]) == 0

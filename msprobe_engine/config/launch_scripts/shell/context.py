@@ -14,6 +14,8 @@ MAX_COMMANDS = 50_000
 MAX_CHARACTERS = 4_000_000
 MAX_STARTED = 2_000
 MAX_NOTES = 200
+NOT_SET = "taken as not set"
+"""In the note on variables and arguments that a script uses and does not set."""
 MAX_NESTED = 45
 """How deep commands, functions and scripts may stand inside each other together."""
 
@@ -107,7 +109,7 @@ class Context:
         for name, at in self._assumed.items():
             files.setdefault(at.file, []).append(f"{name} (line {at.line})")
         for file, names in files.items():
-            self.notes.append(one_line(f"{file}: taken as not set, because {self._outside(names)}: {', '.join(names)}"))
+            self.notes.append(one_line(f"{file}: {NOT_SET}, because {self._outside(names)}: {', '.join(names)}"))
 
     def _outside(self, names: list[str]) -> str:
         if self.environment is None and not self.inherits:
