@@ -121,8 +121,8 @@ UPDATES_MADE, EVALUATION_MODE, GRADIENTS_KEPT = "updates_made", "evaluation_mode
 """Numbers of the step: how many updates the optimizer itself counts so far, 0 where a new one has other parameters; 1 where the model is
 trained in evaluation mode; 1 where the last backward pass added to gradients of the update before."""
 BATCH_DIGEST = "batch_digest"
-"""Number of the step, between 0 and 1: a digest of all that is in the integer tensors (tokens, labels) that the models were called with, in
-their order. Another one is another batch."""
+"""Number of the step, between 0 and 1: a digest of what is in the integer tensors (tokens, labels) that the models were called with, the
+same whatever the order of the samples and however they are cut into micro batches. None where not all of them were looked at."""
 BATCH_AGE, ORDER_KEPT, DIVIDED_TWICE = "batch_age", "order_kept", "loss_divided_twice"
 """Facts of the step, each there only where it says something: how many steps ago the models were given the very same tensors; 1 where a
 sampler that shuffles for several ranks has begun a further epoch in the same order; 1 where the losses of the step were divided by their

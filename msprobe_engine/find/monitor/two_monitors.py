@@ -123,7 +123,8 @@ def diagnose_two_monitors(target: Run, golden: Run, exact: bool = False) -> Diag
         first = diagnosis.first_suspect
         if suspects and (first is None or suspects[0].step <= first.step):
             diagnosis.finding, diagnosis.suspects = finding, [*suspects, *diagnosis.suspects][:MOST_SUSPECTS]
-    _ask_batches(diagnosis, target, golden, max(by_step))
+    parted = alone_off.items if alone_off is not None and diagnosis.suspects else []
+    _ask_batches(diagnosis, target, golden, any(item.family == "loss" or item.family.startswith("actv") for item in parted))
     diagnosis.evidence += types
     diagnosis.problems = [
         *missing_parts(runs[0]),
@@ -234,16 +235,16 @@ def _say_part(diagnosis: Diagnosis, parted: _Off, after: int) -> None:
     diagnosis.evidence.append(said)
 
 
-def _ask_batches(diagnosis: Diagnosis, target: Run, golden: Run, last: int) -> None:
-    """Of runs that part the first batch that is another one comes before all that differs in its step, or later. Else it is a remark."""
+def _ask_batches(diagnosis: Diagnosis, target: Run, golden: Run, forward: bool) -> None:
+    """Of runs that part in what the models compute (`forward`: a loss or an activation of that step), another batch of that step comes
+    before all that differs in it."""
     first = diagnosis.first_suspect
-    other, same = find_other_batches(target, golden, last if first is None else first.step)
-    if first is not None and other is not None:
+    if first is None:
+        return
+    other, same = find_other_batches(target, golden, first.step)
+    if other is not None and forward:
         diagnosis.finding, diagnosis.suspects = findings.DIVERGENCE, [other, *diagnosis.suspects][:MOST_SUSPECTS]
-    elif other is not None:
-        template = "Step {0}, rank {1}: {2}."
-        diagnosis.evidence.append(Sentence(template, other.step, other.rank, other.why))
-    elif first is not None and same is not None:
+    elif same is not None:
         diagnosis.evidence.append(same)
 
 

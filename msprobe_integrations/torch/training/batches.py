@@ -4,7 +4,6 @@ tensors."""
 from __future__ import annotations
 
 import functools
-import hashlib
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import islice
 from typing import Any, NamedTuple
@@ -12,13 +11,13 @@ from typing import Any, NamedTuple
 import numpy as np
 import torch
 
-from msprobe_engine.core import redaction
 from msprobe_engine.core.guard import Guard
-from msprobe_engine.core.records import BATCH_AGE, BATCH_DIGEST, TensorRef
+from msprobe_engine.core.records import BATCH_AGE, TensorRef
 from msprobe_engine.core.statistics import rows as _rows
 from msprobe_engine.probe.pending_steps import ChangedRows
 from msprobe_integrations.common.parameters.gradients import set_values
 from msprobe_integrations.torch.monitor.probe import TorchProbe
+from msprobe_integrations.torch.training.batch_digest import BatchDigest
 
 _PART = "batches"
 _ELEMENTS = 1 << 13
@@ -38,52 +37,46 @@ class _Last(NamedTuple):
     before: int | None
 
 
-_BITS = 40
-"""Of the digest of a step, a number between 0 and 1: curves and rules have no trouble with its size, and float64 holds it."""
-
-
 class Batches:
     """Takes the digest of what the models are called with; only digests are kept."""
 
     def __init__(self) -> None:
         self._steps = 0
         self._places: list[int] = []
-        self._integers: list[int] = []
+        self._digest = BatchDigest()
         self._passes = 0
         self._last: dict[bytes, _Last] = {}
 
     def begin_pass(self, probe: TorchProbe, args: Sequence[Any], kwargs: Mapping[str, Any], *, ages: bool) -> None:
         """A training pass begins. Nothing is read. `ages`: were the same tensors given before, or to other ranks?"""
-        self._passes += 1
-        if self._passes > _PASSES or not probe.faults.is_enabled(_PART):
+        if not probe.faults.is_enabled(_PART):
             return
-        backend = probe.backend
-        had = backend.want_digest
-        with probe.guard(_PART), probe.shield():
+        self._passes += 1
+        with probe.guard(_PART), probe.shield(), torch.no_grad():
+            tensors = list(islice(_tensors((args, kwargs), _DEPTH), 2 * _TENSORS))
+            self._digest.add(tensors)
+            if not ages or self._passes > _PASSES:
+                return
+            backend = probe.backend
+            had = backend.want_digest
             try:
                 backend.want_digest = True
-                tensors = list(islice((t for t in _tensors((args, kwargs), _DEPTH) if ages or _holds_integers(t)), _TENSORS))
-                rows = [backend.reduce(_thin(tensor)).row for tensor in tensors]
+                rows = [backend.reduce(_thin(tensor)).row for tensor in tensors[:_TENSORS]]
             finally:
                 backend.want_digest = had
-            self._integers += [row for row, tensor in zip(rows, tensors) if _holds_integers(tensor)]
-            if not ages:
-                return
             if rows and self._passes == 1:  # the largest one: a mask or positions may be the same on all ranks
                 probe.parameters.replicas.take_batch(max(zip(rows, tensors), key=lambda pair: pair[1].numel())[0])
             self._places += rows
 
+    def finish_digest(self) -> dict[str, torch.Tensor]:
+        """Number `BATCH_DIGEST` of the step that ends."""
+        return self._digest.finish()
+
     def end_step(self, probe: TorchProbe) -> None:
-        """The step is over: numbers `BATCH_DIGEST` and `BATCH_AGE` of it, when the digests are on the host."""
-        places, integers = self._places, self._integers
-        self._places, self._integers, self._passes = [], [], 0
+        """The step is over: number `BATCH_AGE` of it, when the digests are on the host."""
+        places, self._places, self._passes = self._places, [], 0
         if not probe.faults.is_enabled(_PART):
             return
-        if integers and min(integers) >= 0 and redaction.active() is None:  # there are few batches of a few tokens: they could be guessed
-            with probe.guard(_PART):
-                row = probe.backend.blank_row()
-                probe.pipeline.edit_rows(ChangedRows(functools.partial(_write_digest, probe.guard(_PART), integers, row)))
-                probe.pipeline.scalar(BATCH_DIGEST, TensorRef(row, probe.number))
         if places and min(places) >= 0:
             with probe.guard(_PART):
                 self._steps += 1
@@ -93,9 +86,10 @@ class Batches:
 
     def _compare(self, guard: Guard, step: int, places: list[int], row: int, rows: _rows.Rows) -> None:
         with guard:
-            digest = _digest_of_rows(rows, places)
-            if not digest:
+            ints = _rows.as_int64(rows)[places]
+            if not (ints[:, _rows.FLAGS] & _rows.HAS_DIGEST).all():
                 return
+            digest = ints[:, [_rows.COUNT, _rows.DIGEST]].tobytes()
             last = self._last.pop(digest, None)
             if last is None or last.step != step:  # a step may be built twice
                 last = _Last(step, None if last is None else last.step)
@@ -106,33 +100,16 @@ class Batches:
                 set_values(rows, np.array([row]), np.array([float(step - last.before)]))
 
 
-def _digest_of_rows(rows: _rows.Rows, places: list[int]) -> bytes:
-    """Counts and digests; nothing where one has no digest."""
-    ints = _rows.as_int64(rows)[places]
-    return ints[:, [_rows.COUNT, _rows.DIGEST]].tobytes() if (ints[:, _rows.FLAGS] & _rows.HAS_DIGEST).all() else b""
-
-
-def _write_digest(guard: Guard, places: list[int], row: int, rows: _rows.Rows) -> None:
-    with guard:
-        if digest := _digest_of_rows(rows, places):
-            number = int.from_bytes(hashlib.blake2b(digest, digest_size=8).digest(), "little") >> (64 - _BITS)
-            set_values(rows, np.array([row]), np.array([number / 2**_BITS]))
-
-
-def _holds_integers(tensor: torch.Tensor) -> bool:
-    return not (tensor.dtype.is_floating_point or tensor.dtype.is_complex or tensor.dtype == torch.bool)
-
-
 def _tensors(value: Any, depth: int) -> Iterator[torch.Tensor]:
     """Plain tensors in containers of plain types."""
     if type(value) is torch.Tensor:
         if value.numel():
             yield value
     elif depth and isinstance(value, (list, tuple)):
-        for item in islice(value, _TENSORS):
+        for item in islice(value, 2 * _TENSORS):
             yield from _tensors(item, depth - 1)
     elif depth and isinstance(value, Mapping):
-        for item in islice(value.values(), _TENSORS):
+        for item in islice(value.values(), 2 * _TENSORS):
             yield from _tensors(item, depth - 1)
 
 

@@ -159,7 +159,7 @@ class LoopObserver:
             self._open = False
             self._batches.end_step(self.probe)
             self.leave_step()
-            found = {**self.numbers(), **self._scalars, **(scalars or {})}
+            found = {**self._batches.finish_digest(), **self.numbers(), **self._scalars, **(scalars or {})}
             self._scalars = {}
             self.probe.end_step(found, complete=complete)
             self.step += 1

@@ -93,7 +93,7 @@ def test_without_pandas(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(builtins, "__import__", absent)
     out = dump.read(FIXTURES / "8.1.1" / "L0")
-    with pytest.raises(MissingExtraError, match=r"^a table .* needs the package 'pandas': pip install 'msprobe-integrations\[compare\]'$"):
+    with pytest.raises(MissingExtraError, match=r"^a table .* needs the package 'pandas': pip install 'msprobe-integrations\[pandas\]'$"):
         out.frame()
     with pytest.raises(MissingExtraError):
         out[0].frame()
