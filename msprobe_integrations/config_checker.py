@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from msprobe_engine.config.pack.background import flush_all
 from msprobe_engine.core.errors import MissingExtraError, SinkError, UsageError
-from msprobe_engine.core.io.claims import claim_directory
+from msprobe_engine.core.io.claims import Claim, claim_directory
 from msprobe_engine.core.log import one_line, warn_once
 from msprobe_integrations.common.config.run import usable_key
 
@@ -74,12 +74,15 @@ class ConfigChecker:
             raise UsageError(f"environment is {environment!r}; allowed: a list of names and patterns, also for one name")
         static = _static(shell_path, environment, usable_key(key_file))
         self._checker: Any = None
+        self._claim: Claim | None = None
         given = Path(output_zip_path)
         try:
+            if given.suffix == ".zip":
+                self._claim = claim_directory(given.parent, None, by_process=True)
             self._checker = checker(
                 model,
                 static,
-                claim_directory(given.parent, None, by_process=True).path / given.name if given.suffix == ".zip" else given,
+                given if self._claim is None else self._claim.path / given.name,
                 micro_steps=micro_steps,
                 evaluation=evaluation,
                 statistics=statistics,
@@ -101,6 +104,8 @@ class ConfigChecker:
         """Collect no more, and finish the pack; done at the end of the process too."""
         if self._checker is not None:
             self._checker.close()
+        if self._claim is not None:
+            self._claim.release()
 
     @staticmethod
     def apply_patches(fmk: str = "pytorch") -> None:

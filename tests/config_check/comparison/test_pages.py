@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 from pathlib import Path
@@ -9,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from msprobe_engine.cli.main import main
+from msprobe_integrations.config_checker import ConfigChecker
 
 PAGE = Path(__file__).parents[3] / "docs" / "guide" / "config-check.md"
 SCRIPTS = PAGE.with_name("launch-scripts.md")
@@ -52,10 +54,15 @@ def test_the_program_of_the_page(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.chdir(tmp_path)
     Path("run.sh").write_text(RUN, encoding="utf-8")
     collect, compare = _blocks("python")
-    names = {"model": torch.nn.Linear(2, 2)}
-    exec(compile(collect, str(PAGE), "exec"), names)
-    names["ConfigChecker"].undo_patches()
+    made: list[ConfigChecker] = []
+    owner = os.environ.get("MSPROBE_OWNER")
+    own = ConfigChecker.__init__
+    monkeypatch.setattr(ConfigChecker, "__init__", lambda checker, *args, **kwargs: made.append(checker) or own(checker, *args, **kwargs))
+    exec(compile(collect, str(PAGE), "exec"), {"model": torch.nn.Linear(2, 2)})
+    ConfigChecker.undo_patches()
+    made[0].close()
     assert Path("pack.zip").exists()
+    assert os.environ.get("MSPROBE_OWNER") == owner
     for script, name in ((RUN, "good"), (NEW, "new")):
         Path("x.sh").write_text(script, encoding="utf-8")
         assert main(["config_check", "-d", "x.sh", "-o", f"{name}.zip"]) == 0
